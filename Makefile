@@ -9,8 +9,10 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); ech
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
 BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
 
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of interpreters: without it each compiles astray again
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow browser check sanitize sanitize-threads format peers bench clean
+.PHONY: help demo test test-slow docs browser check sanitize sanitize-threads format peers bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +47,19 @@ test: $(READY) $(PAGE) browser  ## Run the tests, without the slow ones (a few m
 test-slow: $(READY) $(PAGE) browser  ## Run the slow tests, which CI runs too; some of them beside the real msprobe
 	@$(MAKE) --no-print-directory peers || echo "MISSING: msprobe could not be installed; tests beside it will not run" >&2
 	@$(PYTEST) -m slow
+
+# The tools of the site are the extra `docs` of pyproject.toml. They are installed when the site is first asked for.
+DOCS := $(VENV)/.docs
+
+$(DOCS): pyproject.toml constraints.txt | $(READY)
+	@echo "installing the tools of the documentation into $(VENV) (once; half a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr ',' ' ')
+	@touch $@
+
+docs: $(DOCS)  ## Build the site of the documentation into site/, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "the documentation is in site/index.html"
 
 check: $(READY)  ## Lint, check the format and the types, of the page too
 	@$(BIN)/ruff check .
@@ -116,4 +131,4 @@ bench: $(READY) $(PAGE) browser  ## Measure everything, beside peers where there
 
 clean:  ## Remove the virtual environment and what was built
 	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so src/astray/*/*/*/*.so \
-	  src/astray/web/static page/node_modules runs out
+	  src/astray/web/static page/node_modules runs out site

@@ -89,9 +89,12 @@ class BuildPython(build_py):
         return [*super().get_outputs(include_bytecode), *pages]
 
     def _pages(self) -> list[tuple[str, str]]:
-        """The pages of the documentation, and where each lies in the package."""
+        """The pages of the documentation with their order, and where each lies in the package."""
         home = Path(self.build_lib) / "astray" / "docs"
-        return [(str(page), str(home / page.name)) for page in sorted(Path("docs").glob("*.md"))]
+        docs = Path("docs")
+        return [
+            (str(page), str(home / page.relative_to(docs))) for page in sorted([*docs.rglob("*.md"), docs / "nav.yml"])
+        ]
 
 
 setup(

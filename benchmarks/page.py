@@ -33,7 +33,7 @@ PAINTED = "() => new Promise(done => requestAnimationFrame(() => setTimeout(() =
 
 
 class Table:
-    """What the server asks a desk for, of a table that was made up."""
+    """What the server asks a workspace for, of a table that was made up."""
 
     generation = 1
 
@@ -52,12 +52,12 @@ class Table:
 @contextmanager
 def served(rows: int, page: PageAssets) -> Iterator[str]:
     """The address of a server that shows the table."""
-    keyring = AccessToken()
+    access_token = AccessToken()
     with listen("127.0.0.1", 0) as bound:
-        server = server_of(application(Table(rows), page, keyring))  # type: ignore[arg-type]
+        server = server_of(application(Table(rows), page, access_token))  # type: ignore[arg-type]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
-        yield f"{address(bound, '127.0.0.1')}?token={keyring.token}"
+        yield f"{address(bound, '127.0.0.1')}?token={access_token.token}"
         server.should_exit = True
         thread.join()
 

@@ -169,6 +169,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Any]:
     return [part("judging").judge(folder, case) for case in cases]
 
 
+@pytest.mark.slow
 def test_faults_of_a_small_part_are_named(small: Sequence[Any]) -> None:
     for noise, least in EXACT_AT_LEAST.items():
         results = [one.result for one in small if one.case.noise == noise and one.case.fault]
@@ -328,6 +329,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [one["result"] for one in judged] == ["silent", "silent", "exact", "exact"]
 
 
+@pytest.mark.slow
 def test_the_smallest_error_that_is_named(tmp_path: Path) -> None:
     sensitivity, differences = part("sensitivity"), part("variants").DIFFERENCES
     exponent = sensitivity.smallest(tmp_path, differences["none"], 2, "stats")

@@ -95,6 +95,16 @@ def test_only_the_server_needs_what_serves() -> None:
     serving = {"starlette", "uvicorn"}
     files = (SOURCE / "web").rglob("*.py")
     found = {file.stem for file in files if any(name.split(".")[0] in serving for _, name in imports(file))}
-    assert found == {"connections", "server", "safety"}
+    assert found == {"server", "safety"}
     others = (SOURCE / "cli").glob("*.py")
     assert not any("astray.web.server import" in file.read_text() for file in others)
+
+
+def test_tests_import_no_tests() -> None:
+    """What several of them need stands in a module of its own, so that each can be read, moved and run by itself."""
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                last = node.module.rpartition(".")[2]
+                assert not last.startswith("test_"), f"{file}:{node.lineno} imports {node.module}"
+                assert last != "conftest", f"{file}:{node.lineno} imports {node.module}"

@@ -1,5 +1,5 @@
 // The whole page: loads the session and its table, and lays out the answer, the timeline, the tree, the rows and one
-// row's detail. While a comparison runs it asks how far it has got.
+// row's detail. While a comparison runs it polls the progress.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { load, type Data } from "./data";
@@ -20,7 +20,7 @@ import { Timeline } from "./views/timeline";
 import { Top } from "./views/top";
 import { ModuleTree } from "./views/tree";
 
-const POLL = 400; // milliseconds between two questions about a running comparison
+const POLL = 400; // milliseconds between two requests about a running comparison
 
 interface Loading {
   session: Session | null;
@@ -28,7 +28,7 @@ interface Loading {
   problem: string | null;
 }
 
-/** The session, and its table once there is one; `again` asks anew, after a comparison was started. */
+/** The session, and its table once there is one; `again` reloads both, after a comparison was started. */
 function useSession(source: Source): Loading & { again: () => void } {
   const [state, setState] = useState<Loading>({ session: null, data: null, problem: null });
   const [asked, setAsked] = useState(0);
@@ -93,7 +93,7 @@ export function App({ source }: { source: Source }) {
     Escape: () =>
       help ? setHelp(false) : view.place === "overview" ? undefined : go({ place: "overview", row: null }),
   });
-  // Who has started a comparison in the form stays there until it is done: what was typed is still there if it fails.
+  // The form stays open until the comparison is done: what was typed is still there if it fails.
   const started = useRef(false);
   useEffect(() => {
     if (started.current) go({ place: "overview", row: null });
@@ -143,7 +143,7 @@ interface LookProps {
   view: View;
   go: Go;
   selection: Selection;
-  /** Whether keys are for it, and not for what lies above. */
+  /** Whether it gets the keys, and not the element above it. */
   keys: boolean;
 }
 

@@ -1,12 +1,12 @@
 // Calls: the rows that belong to one call, and the calls before and after it. A module's outputs are seen after the
-// calls inside of it, so the rows of a call need not be neighbours; calls are numbered in the order they begin.
+// calls inside it, so the rows of a call need not be adjacent; calls are numbered in the order they begin.
 
 import type { Table } from "./columns";
 import type { Marks } from "./marks";
 
 export class Calls {
   readonly count: number;
-  /** All rows, those of a call together; and where each call begins, with the end behind the last. */
+  /** All rows, grouped by call; and where each call begins, followed by the end of the last. */
   private readonly order: Uint32Array;
   private readonly begin: Uint32Array;
   private readonly group: ArrayLike<number>;
@@ -45,12 +45,12 @@ export class Calls {
     return Uint32Array.from({ length: this.count }, (_, call) => call).sort((one, other) => last(one) - last(other));
   }
 
-  /** The row that stands for a call: the first that is wrong, or else the first. */
+  /** The row that represents a call: the first wrong one, or else the first. */
   face(call: number): number {
     return this.rows(call).find((row) => this.marks.at(row).bad) ?? this.first(call);
   }
 
-  /** The face of the call before or after that of a row, on the same rank, across the borders of steps. */
+  /** The representative row of the call before or after that of a row, on the same rank, also in another step. */
   neighbour(row: number, direction: -1 | 1): number | null {
     const rank = this.table.raw("rank", row);
     const call = this.of(row) + direction;

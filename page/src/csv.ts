@@ -1,4 +1,4 @@
-// The rows that are shown, as CSV, made in the browser: a file has no server to ask.
+// The rows that are shown, as CSV, made in the browser: a one-file report has no server.
 
 import type { Table } from "./columns";
 
@@ -32,7 +32,7 @@ function quoted(text: string): string {
   return /[",\r\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
 }
 
-/** Hands a text to the reader as a file. */
+/** Downloads a text as a file. */
 export function download(name: string, text: string): void {
   const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
   const link = document.createElement("a");

@@ -1,4 +1,4 @@
-// What the Python side says: the documents that a server answers with, or that lie inside the report.
+// The documents that the Python side makes: sent by a server, or contained in the report.
 
 /** A number as JSON has it; what is not finite comes as "nan", "inf" or "-inf", what is not known as null. */
 export type Numeric = number | string | null;
@@ -30,12 +30,12 @@ export interface Session {
   reference: string | null;
   candidate: string | null;
   options: Record<string, unknown>;
-  /** The run that shows what is noise. */
+  /** The noise run. */
   noise?: string | null;
   /** Options of the command line that hold for every comparison. */
   fixed?: Record<string, string>;
   job: Job;
-  /** Counts what was shown: another number is another table. */
+  /** Number of the shown view: another number is another table. */
   generation?: number;
 }
 

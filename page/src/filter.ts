@@ -1,4 +1,4 @@
-// The filters of the page in astray's own language of filters (docs/reports.md), for what the server writes to files.
+// The filters of the page in astray's own language of filters (docs/reference/reports.md), for what the server writes to files.
 
 import type { Table } from "./columns";
 import { BEYOND_NUMBERS, metricOf, reportName } from "./metrics";

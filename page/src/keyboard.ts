@@ -1,4 +1,4 @@
-// Keys that work anywhere on the page but in a field that takes them itself.
+// Keys that work anywhere on the page except in text fields.
 
 import { useEffect, useRef } from "preact/hooks";
 

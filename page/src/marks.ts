@@ -1,4 +1,4 @@
-// What is said of a row in one word: its verdict in a comparison, its state in a single run.
+// A row's mark: its verdict in a comparison, its state in a single run.
 // Every mark has a word, a shape and a colour, so that no two are told apart by colour alone.
 
 import { Table, type Column } from "./columns";

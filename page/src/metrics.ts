@@ -1,4 +1,4 @@
-// By what number rows are off: the page filters, sorts, concludes and colours by the one that is chosen.
+// The metric by which the page filters, sorts, colours and chooses the worst rows.
 
 import type { Table } from "./columns";
 import type { Marks } from "./marks";
@@ -24,7 +24,7 @@ const KNOWN: readonly (readonly [string, string, string])[] = [
 
 const OWN = "metric:";
 
-/** The metrics that a table has: the usual ones, then those that the comparison was asked for besides. */
+/** The metrics that a table has: the usual ones, then the comparison's custom metrics. */
 export function metricsOf(table: Table): Metric[] {
   const known = KNOWN.map(([name]) => name);
   const own = table.names().filter((name) => name.startsWith(OWN) && !known.includes(name));
@@ -49,10 +49,10 @@ export function badness(table: Table, metric: Metric): (row: number) => number {
   return metric.similarity ? (row) => 1 - values[row]! : (row) => values[row]!;
 }
 
-/** Marks of rows that no number says enough of: they are shown whatever is the least that is asked for. */
+/** Marks of rows that no number describes: they are shown whatever the threshold is. */
 export const BEYOND_NUMBERS: readonly string[] = ["non-finite", "shape", "dtype"];
 
-/** Whether a row is at least as far off as asked, or further off than a number can say. */
+/** Whether a row reaches the threshold, or has a mark that no number describes. */
 export function atLeast(table: Table, marks: Marks, metric: Metric, least: number): (row: number) => boolean {
   const values = table.find(metric.name)?.values;
   const always = marks.kinds.map(({ word }) => BEYOND_NUMBERS.includes(word));
@@ -60,7 +60,7 @@ export function atLeast(table: Table, marks: Marks, metric: Metric, least: numbe
   return (row) => always[marks.codes[row]!]! || (values !== undefined && beyond(values[row]!));
 }
 
-/** What the reports call it. */
+/** Its name in the reports. */
 export function reportName(name: string): string {
   return name === "relative_l2" ? "rel_l2" : name.startsWith(OWN) ? name.slice(OWN.length) : name;
 }

@@ -22,7 +22,7 @@ export function short(value: Numeric | undefined): string {
   return signed(String(Number(value.toPrecision(4))));
 }
 
-/** The number in full, for who points at it. */
+/** The number in full, for a tooltip. */
 export function exact(value: Numeric | undefined): string {
   return value === null || value === undefined ? "" : String(value);
 }
@@ -42,7 +42,7 @@ export function surprise(value: number | null): string {
   return value !== null && value >= 10 && value < 1e6 ? counted(value) : rough(value);
 }
 
-/** A cosine: beside 1 what counts is how far it is from it. */
+/** A cosine: near 1 its distance from 1 matters. */
 export function cosine(value: number): string {
   const short4 = value.toFixed(4);
   return value < 1 && 1 - value < 1e-4 ? `1 − ${(1 - value).toExponential(1)}` : short4;

@@ -1,10 +1,10 @@
-// Details of rows as they are asked for; the last few are kept, so that going back and forth does not wait.
+// Details of rows, loaded on demand; the last few are cached, so that going back and forth is immediate.
 
 import { useEffect, useState } from "preact/hooks";
 import type { Data } from "./data";
 import type { Pair } from "./documents";
 
-/** A detail (null where the source holds none), or why it could not be had. */
+/** A detail (null where the source has none), or the error that prevented it. */
 export type Answer = { row: number; pair: Pair | null } | { row: number; problem: string };
 
 const KEPT = 60;
@@ -20,7 +20,7 @@ async function ask(data: Data, row: number): Promise<Pair | null> {
   return known.get(row) ?? null;
 }
 
-/** The detail of a row; null while it is on its way. */
+/** The detail of a row; null while it is loading. */
 export function usePair(data: Data, row: number): Answer | null {
   const [answer, setAnswer] = useState<Answer | null>(null);
   useEffect(() => {

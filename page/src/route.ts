@@ -1,4 +1,4 @@
-// What is being looked at, as the address has it: a view can be sent as a link, and Back goes to the one before.
+// The state of the page in its address: a view can be sent as a link, and Back goes to the previous one.
 // `#/pair/812?verdict=diverged&step=3&q=attn&sort=-error`
 
 import { useEffect, useState } from "preact/hooks";
@@ -14,9 +14,9 @@ export interface View {
   readonly rank: string;
   readonly phase: string;
   readonly verdict: readonly string[];
-  /** By which metric rows are off; empty is the error. */
+  /** The metric; empty is the error. */
   readonly metric: string;
-  /** Only rows that are at least so far off by it. */
+  /** Only rows that are at least so far off by the metric. */
   readonly least: string;
   readonly q: string;
   /** A column, with a minus for the largest first; empty is the order of execution. */
@@ -79,7 +79,7 @@ export function filtered(view: View): boolean {
   return Boolean(site || epoch || step || rank || phase || least || q || verdict.length || conclusion);
 }
 
-/** Takes all filters away. */
+/** Removes all filters. */
 export const CLEAR: Partial<View> = {
   site: "",
   epoch: "",
@@ -92,7 +92,7 @@ export const CLEAR: Partial<View> = {
   conclusion: false,
 };
 
-/** `replace` keeps Back from stopping at every letter that is typed. */
+/** `replace`: adds no history entry, so that Back does not stop at every typed letter. */
 export type Go = (change: Partial<View>, how?: "push" | "replace") => void;
 
 /** Opens a row. */

@@ -9,7 +9,7 @@ export interface Selection {
   readonly rows: Uint32Array;
   /** With "conclusion only": how many wrong rows the site of each shown row has. */
   readonly counts: Map<number, number> | null;
-  /** What could not be understood of the filters, in words. */
+  /** The filters that could not be parsed, as sentences. */
   readonly problem: string | null;
 }
 
@@ -50,7 +50,7 @@ export function select(table: Table, marks: Marks, view: View): Selection {
   };
 }
 
-/** "3", "2-5", "0,4,8-10" as a test; null if it is none of these. */
+/** "3", "2-5", "0,4,8-10" as a predicate; null if it cannot be parsed. */
 export function parseSteps(text: string): ((step: number) => boolean) | null {
   const ranges = text.split(",").map((part) => /^\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*$/.exec(part));
   if (ranges.some((range) => range === null)) return null;
@@ -58,7 +58,7 @@ export function parseSteps(text: string): ((step: number) => boolean) | null {
   return (step) => bounds.some(([low, high]) => low <= step && step <= high);
 }
 
-/** Whether a site is another one or lies in it. */
+/** Whether a site is another one or inside it. */
 export function inside(site: string, outer: string): boolean {
   if (outer === "<root>") return !site.startsWith("/");
   return site.startsWith(outer) && (site.length === outer.length || ".:/".includes(site[outer.length]!));
@@ -115,7 +115,7 @@ function conclude(table: Table, marks: Marks, rows: Uint32Array, metric: Metric)
   return { rows: Uint32Array.from(worst.values()), counts };
 }
 
-/** What is not known comes last, whichever way; rows that tie stay in the order of execution. */
+/** Unknown values come last in either direction; ties stay in the order of execution. */
 function sorted(table: Table, marks: Marks, rows: Uint32Array, sort: string): Uint32Array {
   const name = sort.replace(/^-/, "");
   const keys = sort ? sortKeys(table, marks, name) : null;

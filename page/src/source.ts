@@ -1,4 +1,4 @@
-// Where documents come from: a server (`astray view`), or the file that the page stands in (`compare --html`).
+// Where documents come from: a server (`astray view`), or the file that contains the page (`compare --html`).
 
 import { decode, headed, type Table } from "./columns";
 import type { Overview, Pair, RunFacts, Session } from "./documents";
@@ -7,9 +7,9 @@ export interface Source {
   session(): Promise<Session>;
   overview(): Promise<Overview>;
   columns(): Promise<Table>;
-  /** Everything about one row, or null where this source does not hold it. */
+  /** Everything about one row, or null where this source does not have it. */
   pair(row: number): Promise<Pair | null>;
-  // Only a server can do what follows.
+  // Only a server has the following.
   /** One run with all that is known of it, which a list of many runs leaves out. */
   run?(id: string): Promise<RunFacts>;
   compare?(request: CompareRequest): Promise<void>;
@@ -20,9 +20,9 @@ export interface Source {
 
 export interface CompareRequest {
   reference: string;
-  /** Null to look at the reference alone. */
+  /** Null to show the reference alone. */
   candidate: string | null;
-  /** A second recording of the reference, whose errors are no errors. */
+  /** A second recording of the reference, whose differences count as noise. */
   noise: string | null;
   options: Record<string, unknown>;
 }
@@ -101,7 +101,7 @@ async function ask<T>(path: string): Promise<T> {
   return (await (await answer(path)).json()) as T;
 }
 
-/** A request that only this page can make: another site's cannot set the header. */
+/** A request that only this page can make: pages of other sites cannot set the header. */
 function post(body: object): RequestInit {
   return {
     method: "POST",
@@ -116,7 +116,7 @@ interface Documents {
   pairs: Record<string, Pair>;
 }
 
-/** The documents inside of a report: deflated, in base64; first JSON behind its length, then the table. */
+/** The documents in a one-file report: deflated, in base64; the length of the JSON, the JSON, then the table. */
 export class Embedded implements Source {
   private readonly contents: Promise<{ documents: Documents; table: Table }>;
 

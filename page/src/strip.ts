@@ -1,4 +1,4 @@
-// The picture of the timeline: where each call lies on it, and how it is painted.
+// The canvas of the timeline: the position of each call, and how it is painted.
 // Where there are more calls than pixels, a cell shows the worst of its calls.
 
 import type { Data } from "./data";
@@ -7,10 +7,10 @@ import { colour } from "./theme";
 import { rampAt } from "./ramp";
 
 const LEFT = 58; // pixels for the names of steps
-const TOP = 16; // and for those of phases
-const LOWEST = 3; // a lane's height, at least
+const TOP = 16; // pixels for the names of phases
+const LOWEST = 3; // least height of a lane
 const HIGHEST = 20;
-const ROOM = 176; // for all lanes
+const ROOM = 176; // height of all lanes
 
 export interface Look {
   readonly colour: "verdict" | "error";
@@ -35,7 +35,7 @@ export class Strip {
   constructor(
     private readonly data: Data,
     readonly width: number,
-    /** Of each call the most that it is off by. */
+    /** Of each call its largest error. */
     private readonly off: Float64Array,
   ) {
     const { grid } = data;
@@ -71,7 +71,7 @@ export class Strip {
     return Math.floor((this.data.grid.lane[call]! * this.lines) / this.data.grid.lanes.length);
   }
 
-  /** The call at a point, or beside it: cells may be a pixel wide. */
+  /** The call at a point, or next to it: cells may be a pixel wide. */
   callAt(x: number, y: number): number | null {
     const line = Math.floor((y - TOP) / this.laneHeight);
     const column = Math.floor((x - LEFT) / this.cellWidth);
@@ -118,7 +118,7 @@ export class Strip {
     pen.globalAlpha = 1;
   }
 
-  /** Of phases above, of steps on the left. */
+  /** The labels: phases above, steps on the left. */
   private names(pen: CanvasRenderingContext2D): void {
     const { grid, table } = this.data;
     const several = severalOf(table);

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, until somebody says otherwise.
+// Light or dark: the system's setting, until the user chooses one.
 
 import { useEffect, useState } from "preact/hooks";
 
@@ -33,7 +33,7 @@ export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "#888";
 }
 
-/** A number that changes when colours may have changed: what is painted is painted again. */
+/** A number that changes when colours may have changed, so that canvases are repainted. */
 export function useTheme(): number {
   const [count, setCount] = useState(0);
   useEffect(() => onTheme(() => setCount((held) => held + 1)), []);

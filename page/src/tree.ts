@@ -1,4 +1,4 @@
-// Sites as a tree: `h.2.attn/softmax` lies in `h.2.attn`, in `h.2`, in `h`. Every node has the worst mark inside of it.
+// Sites as a tree: `h.2.attn/softmax` is in `h.2.attn`, in `h.2`, in `h`. Every node has the worst mark inside of it.
 
 import type { Table } from "./columns";
 import type { Marks } from "./marks";
@@ -70,10 +70,10 @@ export function grow(table: Table, marks: Marks): Tree {
   return { tops, nodes };
 }
 
-/** Levels of the tree; no model has more, but a name may. */
+/** Most levels of the tree: no model has more, but a hostile name may. */
 const DEEPEST = 64;
 
-/** The site that encloses another one, and what the latter is called in it. */
+/** The site that encloses another one, and the latter's name in it. */
 function split(site: string): { outer: string | null; label: string } {
   const slash = site.indexOf("/");
   if (slash > 0) return { outer: site.slice(0, slash), label: site.slice(slash) };

@@ -1,4 +1,4 @@
-// How wide an element is, as it changes.
+// The width of an element, updated when it changes.
 
 import type { RefObject } from "preact";
 import { useLayoutEffect, useState } from "preact/hooks";

@@ -36,12 +36,9 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
-    from astray.guarding.actions import On
     from astray.guarding.guard import Guard
-    from astray.guarding.options import Gradients
-    from astray.guarding.recording_guard import GuardSetting
-    from astray.guarding.step_monitor import Condition
-    from astray.guarding.trip import Tripped
+    from astray.guarding.options import Condition, Gradients, GuardSetting
+    from astray.guarding.trip import On, Tripped
     from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run
@@ -63,7 +60,7 @@ __all__ = [
     "record",
 ]
 
-_HOMES = {
+_MODULES = {
     "Comparison": "astray.results.comparison",
     "Divergence": "astray.comparison.divergence",
     "Guard": "astray.guarding.guard",
@@ -96,7 +93,7 @@ def record(
     ...         optimizer.step()
     ...         rec.step()
 
-    The settings are those of `Recorder`, which lists them; `astray help recording` explains each with examples. They
+    The settings are those of `Recorder`, which lists them; `astray help settings` explains each with examples. They
     may come from a YAML, JSON or TOML file too:
 
     >>> astray.record("runs/a", model, config="astray.yaml", level="function")
@@ -131,7 +128,7 @@ def guard(
     ...         loss.backward()
     ...         optimizer.step()
 
-    `Guard` explains what can be given; `astray help guard` has examples. The last steps stay in memory and are written
+    `Guard` explains every argument; `astray help guard` has examples. The last steps stay in memory and are written
     as a run only when something is wrong.
     """
     from astray.guarding.guard import Guard
@@ -174,7 +171,7 @@ def compare(
     allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
-    **asked: Unpack[MatchingOptions],
+    **matching: Unpack[MatchingOptions],
 ) -> Comparison:
     """Compares two runs and finds the first divergence.
 
@@ -183,10 +180,10 @@ def compare(
     >>> diff.first.site, diff.first.step
     ('h.2.mlp.proj', 3)
 
-    reference, candidate: paths, or runs that are open already.
+    reference, candidate: paths, or open runs.
     steps, ranks, sites: compare only these: steps="0:10:2", ranks=[0, 3], sites="attn".
     mapping, by, shapes, micro, offset: how tensors are paired when two models differ: `astray help alignment`.
-    noise: a second recording of the reference: how far apart two runs get that are both right.
+    noise: a second recording of the reference: how far apart two correct runs are.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
@@ -197,7 +194,7 @@ def compare(
     from astray.comparison.comparison import compare
     from astray.results.comparison import Comparison
 
-    found = compare(
+    data = compare(
         reference,
         candidate,
         noise=noise,
@@ -207,9 +204,9 @@ def compare(
         allow_missing=allow_missing,
         progress=progress,
         processes=processes,
-        **asked,
+        **matching,
     )
-    return Comparison.of(found)
+    return Comparison.of(data)
 
 
 def __getattr__(name: str) -> object:
@@ -221,8 +218,8 @@ def __getattr__(name: str) -> object:
         return version("astray")
     if name in _GROUPS:
         return import_module(f"astray.{name}")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     if group := _group_of(name):
         raise AttributeError(f"astray has no {name!r}. It is astray.{group}.{name}.")
     groups = ", ".join(f"astray.{group}" for group in _GROUPS)
@@ -230,8 +227,8 @@ def __getattr__(name: str) -> object:
 
 
 def _group_of(name: str) -> str | None:
-    """The group whose `__all__` has this name. Its source is searched: a name that is missing must import nothing,
-    least of all torch, and `from astray import stats` asks for the attribute before it imports the module."""
+    """The group whose `__all__` has this name. Its source is searched, so that a missing name imports nothing, least of
+    all torch: `from astray import stats` looks the attribute up before it imports the module."""
     from pkgutil import get_data
 
     for group, file in _GROUPS.items():

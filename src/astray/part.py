@@ -4,7 +4,7 @@ A `Part` is written like an index: `0:1, ..., :64`. Recording keeps that part al
 knows shapes and strides only, so that cutting a part out costs nothing. A run holds its text, so equal parts have equal
 texts.
 
-`whole_shape` reads the `placement` of a row, which `capture` writes in the form that docs/format.md describes. Where a
+`whole_shape` reads the `placement` of a row, which `capture` writes as docs/reference/format.md describes. Where a
 distributed part is a box within the whole, its fingerprint and its `first_bad` count elements as the whole does; where
 it is not, or that is not known, as the part by itself.
 """

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.settings import RecordingOptions
-    from astray.guarding.recording_guard import GuardSetting, RecordingGuard
+    from astray.guarding.options import GuardSetting
+    from astray.guarding.recording_guard import RecordingGuard
 
 
 class Recorder(BaseRecorder):
@@ -32,7 +33,7 @@ class Recorder(BaseRecorder):
         a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
     writer: what takes the rows; by default they are written into the run as they come.
 
-    What is recorded (`astray help recording` explains all settings with examples):
+    What is recorded (`astray help settings` explains all settings with examples):
 
     level: the calls that are observed, "module" (default), "function", "op", or several.
     keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.

@@ -25,7 +25,7 @@ from astray.recorder import Recorder
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from astray.guarding.recording_guard import GuardSetting
+    from astray.guarding.options import GuardSetting
 
 
 __all__ = ["AstrayCallback"]

@@ -104,6 +104,10 @@ def in_a_function(model: Any, backend: str) -> tuple[Any, Any]:
 WAYS: list[Way] = [wrapped, wrapped_elsewhere, in_place, one_layer, one_layer_in_place, in_a_function]
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def start_over() -> None:
     torch_dynamo.reset()
     counters.clear()
@@ -165,9 +169,10 @@ def both(kind: type[nn.Module], way: Way, backend: str, path: Path) -> tuple[Run
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        *((kind, way) for kind in (Plain, Fallen) for way in WAYS),
-        *((Broken, way) for way in (wrapped, in_place, in_a_function)),
-        *((Checkpointed, way) for way in (wrapped, in_a_function)),
+        *((Plain, way) for way in WAYS),
+        *((Fallen, way) if way is in_a_function else slow(Fallen, way) for way in WAYS),
+        *((Broken, way) if way is wrapped else slow(Broken, way) for way in (wrapped, in_place, in_a_function)),
+        *((Checkpointed, wrapped), slow(Checkpointed, in_a_function)),
     ],
 )
 def test_compiled_programs_run_as_without_astray(kind: type[nn.Module], way: Way, tmp_path: Path) -> None:

@@ -18,23 +18,11 @@ from torch import nn
 import astray
 import tensor_oracle
 from astray.capture.pytorch import adapter
-from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import TensorIdentity, TensorReading
+from capture.far_reader import FarReader
 from recorded_rows import different, rows
 from small_models import InPlace, Residual
 
 MEASURED = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count", "fingerprint")
-
-
-class FarReader(TorchReader):
-    """Takes the CPU for a device."""
-
-    def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
-        near = super().read(tensor, identity, statistics)
-        if near.memory is None:
-            return near
-        plain = tensor if identity is not None else near.owner
-        return self._measured(near, plain, statistics)
 
 
 @pytest.fixture(params=["far", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -141,7 +129,7 @@ import astray
 from astray.capture.pytorch import adapter
 if sys.argv[2] == "cpu":
     sys.path.insert(0, sys.argv[3])
-    from test_far_tensors import FarReader
+    from far_reader import FarReader
     adapter.TorchReader = FarReader
 model = nn.Linear(3, 3).to(sys.argv[2])
 data = torch.randn(2, 3).to(sys.argv[2])

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from astray.cli.settings import settings_of
 
 from astray.capture.settings import CHECKS, RecordingOptions, Settings
 from astray.cli import parser
-from astray.cli.settings import settings_of
 from astray.errors import RecordError
 from astray.part import Part
 from astray.recorder import Recorder
 from astray.steps import StepSelection
 
-RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 EVERYTHING: dict[str, Any] = {
     "level": ["op", "module"],
@@ -165,17 +165,17 @@ def test_every_place_that_lists_the_settings_lists_them_all() -> None:
     assert RecordingOptions.__optional_keys__ == every
     described = re.findall(r"^    (\w+): ", Recorder.__doc__ or "", re.MULTILINE)
     assert sorted(described) == sorted({*every, "path", "model", "overwrite", "guard", "writer"})
-    table = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", RECORDING.read_text("utf-8"), re.MULTILINE)
+    table = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", REFERENCE.read_text("utf-8"), re.MULTILINE)
     assert [name for name, _ in table] == [*CHECKS, "config"]
     assert all(name == target for name, target in table)
-    headings = re.findall(r"^### (\w+)$", RECORDING.read_text("utf-8"), re.MULTILINE)
+    headings = re.findall(r"^### (\w+)$", REFERENCE.read_text("utf-8"), re.MULTILINE)
     assert headings == [name for name, _ in table]
 
 
 def test_the_examples_in_the_documentation_mean_the_same_in_every_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = RECORDING.read_text("utf-8")
+    text = REFERENCE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     for name, content in re.findall(r"^# (\w+\.yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         Path(name).write_text(content)

@@ -52,7 +52,7 @@ def whole_fingerprint(tensor: torch.Tensor) -> int | None:
 
 
 def indices(placement: dict[str, Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Which elements of the whole tensor a part holds, as docs/format.md tells it from the text alone."""
+    """Which elements of the whole tensor a part holds, as docs/reference/format.md tells it from the text alone."""
     runs = {int(dim): found for dim, found in placement.get("runs", {}).items()}
     along = []
     for dim, (first, size) in enumerate(zip(placement["offset"], shape, strict=True)):

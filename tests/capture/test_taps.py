@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import astray
 from astray.capture.pytorch.compiled.operators import recordings
 from astray.store import RunData
+from pairwise import grid
 from recorded_rows import hooks_of, rows
 from small_models import MODELS, Residual, build, same_bits
 
@@ -120,8 +121,12 @@ def in_place(model: Any) -> tuple[Any, Any]:
     return model, model
 
 
-@pytest.mark.parametrize("way", [wrapped, in_place])
-@pytest.mark.parametrize("kind", [Stack, Broken, *MODELS])
+@grid(
+    kind=[Stack, Broken, *MODELS],
+    way=[wrapped, in_place],
+    ids={"kind": [kind.__name__ for kind in (Stack, Broken, *MODELS)], "way": ["wrapped", "in_place"]},
+    pairs=False,
+)
 def test_every_row_of_the_eager_run_is_there_with_the_same_bits(
     kind: type[nn.Module], way: Callable[[Any], tuple[Any, Any]], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from saved_checkpoints import save_distributed
 
 Tensors = dict[str, torch.Tensor]
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/comparison.schema.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_no_file_stays_open(tmp_path: Path, tensors: Tensors) -> None:
 
 
 def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astray.checkpoints.open_files.MOST_OPEN", 2)
+    monkeypatch.setattr("astray.checkpoints.stored_tensor.MOST_OPEN", 2)
     names = {f"t{i}": f"model-{i}.safetensors" for i in range(6)}
     for i, (name, file) in enumerate(names.items()):
         save_file({name: torch.full((2,), float(i))}, tmp_path / file)

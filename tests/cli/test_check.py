@@ -15,36 +15,10 @@ import pytest
 import astray
 from astray.cli import main, parser
 from astray.cli.check import _settings
+from cli.scripts import MAY_OVERFLOW
 
-TRAINING = """\
-import sys
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(4, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x, scale):
-        h = torch.sigmoid(self.embed(x)) * scale
-        return self.head(torch.log(h))
-
-
-torch.manual_seed(0)
-model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(6):
-    loss = model(torch.randn(3, 4), 0.0 if step == {bad} else 1.0).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    {update}
-    print(step, repr(loss.item()))
-"""
-GOOD = TRAINING.format(bad=None, update="optimizer.step()")
-BAD = TRAINING.format(bad=3, update="optimizer.step()")
+GOOD = MAY_OVERFLOW.format(bad=None, update="optimizer.step()")
+BAD = MAY_OVERFLOW.format(bad=3, update="optimizer.step()")
 FIRST = "✗ Infinity from step 3, forward, call 0 of <root>/log (torch.log)"
 
 
@@ -107,7 +81,7 @@ def test_modules_alone_name_the_module(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_script_that_catches_it_goes_on_and_its_exit_code_tells(tmp_path: Path) -> None:
-    caught = TRAINING.format(
+    caught = MAY_OVERFLOW.format(
         bad=3,
         update="""
     try:
@@ -163,7 +137,7 @@ def test_a_signal_that_ends_it_leaves_the_last_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nan_in_the_step_that_an_exception_ends_is_what_is_told(tmp_path: Path) -> None:
-    raising = TRAINING.format(bad=3, update="assert loss.isfinite(), 'the loss'; optimizer.step()")
+    raising = MAY_OVERFLOW.format(bad=3, update="assert loss.isfinite(), 'the loss'; optimizer.step()")
     done = check(tmp_path, raising)
     assert done.returncode == 1
     assert "AssertionError: the loss" in done.stderr
@@ -312,7 +286,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         (("--on", "print", "script.py"), "invalid choice: 'print'"),
         (("--remember", "0", "script.py"), "remember=0 is not a whole number of at least 1."),
         (("--remember", "few", "script.py"), "invalid"),
-        (("--spike", "1", "script.py"), "spike=1.0 is no factor"),
+        (("--spike", "1", "script.py"), "spike=1.0 is not a factor"),
         (("--config", "no.yaml", "script.py"), "There is no file no.yaml"),
     ]:
         done = subprocess.run(

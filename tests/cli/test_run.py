@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,35 +14,10 @@ from typing import Any
 import pytest
 
 import astray
+from astray.cli import main
+from cli.scripts import TRAINING, command, run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-TRAINING = """
-import sys, torch
-from torch import nn
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    loss = criterion(model(torch.randn(5, 4)), torch.tensor([0, 1, 0, 1, 0]))
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    print(repr(loss.item()))
-"""
-
-
-def run_script(
-    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(script))
-    return command("run", "-o", str(folder / "run"), *options, str(path), *arguments, **environment)
-
-
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "astray", *words], capture_output=True, text=True, env={**os.environ, **environment}
-    )
 
 
 def calls(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -169,35 +143,17 @@ def test_an_exception_is_shown_as_python_shows_it_and_written_down(tmp_path: Pat
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
-    ok = run_script(tmp_path, TRAINING)
-    assert ok.returncode == 0
+    assert run_script(tmp_path, TRAINING).returncode == 0
     script = str(tmp_path / "script.py")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     (tmp_path / "broken.py").write_text("def (")
     (tmp_path / "plain.py").write_text("print('no framework')")
-    (tmp_path / "a.yaml").write_text("kepp: stats")
     for words, said in [
         (("-o", str(tmp_path / "run"), script), "already holds a run"),
-        (("-o", str(tmp_path / "new"), str(tmp_path / "nowhere.py")), "There is no script"),
         (("-o", str(tmp_path / "new"), str(tmp_path / "broken.py")), "is not a Python script"),
         (("-o", str(tmp_path / "new"), str(tmp_path / "plain.py")), "never imported torch"),
         (("-o", str(tmp_path / "mine"), "--force", script), "thesis.txt"),
-        (("-o", str(tmp_path / "new"), "--keep", "stat", script), "Did you mean 'stats'?"),
-        (("-o", str(tmp_path / "new"), "--steps", "3:1", script), "selects no step"),
-        (("-o", str(tmp_path / "new"), "--ranks", "x", script), "ranks='x' is not a selection of ranks"),
-        (
-            ("-o", str(tmp_path / "new"), "--match", "a", "--match", "(", script),
-            "match='(' is not a regular expression",
-        ),
-        (("-o", str(tmp_path / "new"), "--max-bytes", "2 XB", script), "max_bytes='2 XB' is not a size"),
-        (("-o", str(tmp_path / "new"), "--phases", "backwards", script), "Did you mean 'backward'?"),
-        (("-o", str(tmp_path / "new"), "--functions", "no.yaml", script), "There is no file no.yaml"),
-        (
-            ("-o", str(tmp_path / "new"), "--config", str(tmp_path / "a.yaml"), script),
-            "a.yaml: kepp='stats' is no setting",
-        ),
-        (("-o", str(tmp_path / "new"), "-m", "no.such.module"), "There is no module no.such.module"),
         (("-o", str(tmp_path / "plain.py" / "run"), script), "plain.py"),
     ]:
         done = command("run", *words)
@@ -207,6 +163,29 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
     assert not (tmp_path / "new").exists()
     assert command("run", "-o", str(tmp_path / "run"), "--force", script).returncode == 0
+
+
+def test_a_wrong_option_gets_a_sentence_before_the_script_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, new, config = (str(tmp_path / name) for name in ("script.py", "new", "a.yaml"))
+    Path(script).write_text("raise AssertionError('it was started')")
+    Path(config).write_text("kepp: stats")
+    for words, said in [
+        (("-o", new, str(tmp_path / "nowhere.py")), "There is no script"),
+        (("-o", new, "--keep", "stat", script), "Did you mean 'stats'?"),
+        (("-o", new, "--steps", "3:1", script), "selects no step"),
+        (("-o", new, "--ranks", "x", script), "ranks='x' is not a selection of ranks"),
+        (("-o", new, "--match", "a", "--match", "(", script), "match='(' is not a regular expression"),
+        (("-o", new, "--max-bytes", "2 XB", script), "max_bytes='2 XB' is not a size"),
+        (("-o", new, "--phases", "backwards", script), "Did you mean 'backward'?"),
+        (("-o", new, "--functions", "no.yaml", script), "There is no file no.yaml"),
+        (("-o", new, "--config", config, script), "a.yaml: kepp='stats' is no setting"),
+        (("-o", new, "-m", "no.such.module"), "There is no module no.such.module"),
+    ]:
+        assert main(["run", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert not Path(new).exists()
 
 
 @pytest.mark.slow
@@ -237,7 +216,7 @@ def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:
 def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     from astray.capture.settings import CHECKS, Settings
     from astray.cli import parser
-    from astray.cli.settings import settings_of
+    from astray.cli.program import settings_of
 
     plain = parser().parse_args(["run", "-o", "runs/a", "script.py", "--keep", "mine"])
     assert settings_of(plain) == dict.fromkeys([*CHECKS, "config"])

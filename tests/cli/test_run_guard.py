@@ -10,8 +10,7 @@ import pytest
 
 import astray
 from astray.cli import main, parser
-from cli.test_check import TRAINING
-from cli.test_run import command, run_script
+from cli.scripts import MAY_OVERFLOW, command, run_script
 
 CATCHING = """
     try:
@@ -19,10 +18,10 @@ CATCHING = """
     except Exception as error:
         {then}
 """
-GOOD = TRAINING.format(bad=None, update="optimizer.step()")
-BAD = TRAINING.format(bad=3, update="optimizer.step()")
-WRAPPING = TRAINING.format(bad=3, update=CATCHING.format(then='raise RuntimeError("wrapped") from error'))
-CAUGHT = TRAINING.format(bad=3, update=CATCHING.format(then="pass"))
+GOOD = MAY_OVERFLOW.format(bad=None, update="optimizer.step()")
+BAD = MAY_OVERFLOW.format(bad=3, update="optimizer.step()")
+WRAPPING = MAY_OVERFLOW.format(bad=3, update=CATCHING.format(then='raise RuntimeError("wrapped") from error'))
+CAUGHT = MAY_OVERFLOW.format(bad=3, update=CATCHING.format(then="pass"))
 FIRST = "✗ Infinity from step 3, forward, call 0 of <root>/log (torch.log)"
 
 
@@ -90,7 +89,7 @@ def test_an_error_that_it_causes_is_shown_without_our_frames(
 
 REFUSED = [
     (["--guard", "--keep", "fingerprint"], "keep='fingerprint' counts no NaN and no infinities. A guard needs keep="),
-    (["--guard", "--spike", "0.5"], "spike=0.5 is no factor. It is a number above 1: 10 trips at ten times the usual."),
+    (["--guard", "--spike", "0.5"], "spike=0.5 is not a factor. It is a number above 1: 10 trips at ten times the"),
     (["--spike", "5"], "--spike 5 is for a guard. Give --guard, too."),
 ]
 

@@ -55,7 +55,7 @@ def test_other_dtypes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--risk", "--as", "flaot16"], "'flaot16' is no floating-point dtype. Did you mean 'float16'?"),
+        (["--risk", "--as", "flaot16"], "'flaot16' is not a floating-point dtype. Did you mean 'float16'?"),
         (["--risk", "--rank", "5"], "has no rank 5. It has 0."),
         (["--risk", "--match", "("], "is not a regular expression"),
         (["--risk", "--sort", "l2"], "--sort l2 does not go with --risk. Sites are sorted by absmax, headroom,"),

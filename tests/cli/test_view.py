@@ -90,10 +90,10 @@ def test_what_cannot_be_served_is_said(
 def test_options_of_the_page_and_options_that_are_fixed():
     given = ["view", "a", "b", "--steps", "0:3", "--tolerance", "x=1", "--exact", "--noise", "again", "--by", "order"]
     options = parser().parse_args(given)
-    assert view._asked(options) == {"steps": "0:3", "tolerance": ["x=1"], "exact": True, "by": "order"}
+    assert view._page_options(options) == {"steps": "0:3", "tolerance": ["x=1"], "exact": True, "by": "order"}
     assert view._fixed(options) == {"noise": ["again"]}
     assert (options.host, options.port, options.no_browser) == ("127.0.0.1", 0, False)
-    assert view._asked(parser().parse_args(["view", "a"])) == {}
+    assert view._page_options(parser().parse_args(["view", "a"])) == {}
 
 
 def test_where_a_browser_could_open(monkeypatch: pytest.MonkeyPatch):

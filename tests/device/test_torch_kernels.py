@@ -14,6 +14,7 @@ from astray.device import torch_kernels
 from astray.device.result_row import NONE
 from astray.records import Statistics
 from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
+from pairwise import grid
 
 DTYPE_NAMES = [name for name in DTYPES if hasattr(torch, name)]
 FLOATS = [name for name in DTYPE_NAMES if DTYPES[name].kind in ("float", "complex")]
@@ -137,23 +138,18 @@ def check(tensor: torch.Tensor, device: str, shard: ShardPosition | None = None,
     return found
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
-def test_every_dtype_in_every_layout(dtype: str, layout: str, device: str) -> None:
-    check(LAYOUTS[layout](make(dtype, (40, 50))), device)
+@grid(dtype=DTYPE_NAMES, layout=LAYOUTS, block=[torch_kernels.BLOCK, 64], special=[False, True])
+def test_every_dtype_in_every_layout(
+    dtype: str, layout: str, block: int, special: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_kernels, "BLOCK", block)  # with the smaller one a small tensor has many blocks
+    check(LAYOUTS[layout](make(dtype, (40, 50), special=special)), device)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "not at a word"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_and_infinity_are_counted_and_left_out(dtype: str, layout: str, device: str) -> None:
     check(LAYOUTS[layout](make(dtype, (40, 150), special=True)), device)
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
-def test_many_blocks(dtype: str, layout: str, device: str) -> None:
-    check(LAYOUTS[layout](make(dtype, (40, 50), special=True)), device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -164,9 +160,11 @@ def test_a_tensor_larger_than_a_block(dtype: str, device: str) -> None:
     check(tensor[:, 1:], device)
 
 
-@pytest.mark.parametrize("blocks", [torch_kernels.BLOCK, 64])
-@pytest.mark.parametrize("cut", SHARDS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "complex64", "complex32"])
+@grid(
+    dtype=["float32", "float64", "bfloat16", "int8", "complex64", "complex32"],
+    cut=SHARDS,
+    blocks=[torch_kernels.BLOCK, 64],
+)
 def test_shards_add_up_to_the_whole(
     dtype: str, cut: str, blocks: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

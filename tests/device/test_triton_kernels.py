@@ -20,6 +20,7 @@ from astray.device.layout import Tuning
 from astray.device.result_row import NONE, measurements
 from astray.records import Statistics
 from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
+from pairwise import grid
 
 from .interpreted import WIDTH, Card, Interpreter, Machine, Part, address, aligned
 
@@ -148,7 +149,7 @@ def test_the_last_word_may_be_cut_short(machine: Machine, dtype: str) -> None:
         check(result, expected(view, dtype), dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", slow_but(FLOATS, "bfloat16", "float64", "float8_e5m2"))
 def test_nan_and_infinity_poison_nothing(machine: Machine, dtype: str) -> None:
     whole = tensor(dtype, (1200,))
     bits = whole.view(getattr(torch, f"uint{8 * whole.element_size()}"))
@@ -331,7 +332,8 @@ VARIANTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 
 
-@pytest.mark.parametrize("variant", slow_but(VARIANTS, "dense", "heads"))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_they_compile_for_a_card_that_is_not_here(variant: str) -> None:
     from triton.backends.compiler import GPUTarget
 
@@ -344,8 +346,7 @@ def test_they_compile_for_a_card_that_is_not_here(variant: str) -> None:
             assert re.search(r"ld\.global\.v(4\.b32|2\.b64)", code), dtype  # 16 bytes at once
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "complex64", "bool"])
+@grid(dtype=["float32", "bfloat16", "float8_e5m2", "int64", "complex64", "bool"], statistics=[True, False], pairs=False)
 def test_tensors_measured_together_have_the_rows_they_have_alone(
     machine: Machine, dtype: str, statistics: bool
 ) -> None:

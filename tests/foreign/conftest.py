@@ -1,5 +1,5 @@
 """Records built by hand, as the tests of the store have them."""
 
-from store.conftest import call, info, tensor
+from row_fixtures import call, info, tensor
 
 __all__ = ["call", "info", "tensor"]

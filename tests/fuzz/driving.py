@@ -255,17 +255,17 @@ def page(scene: Scene) -> None:
     from astray.web.wire import encode
     from astray.web.workspace import Workspace
 
-    desk = Workspace(RunList([scene.damaged, scene.whole]), {"processes": 1})
+    workspace = Workspace(RunList([scene.damaged, scene.whole]), {"processes": 1})
     chosen = scene.chance.choice((("0", None), ("0", "1"), ("1", "0")))
     err = io.StringIO()
     with contextlib.redirect_stderr(err):  # the thread prints what is a fault
-        job = desk.look(*chosen, {})
+        job = workspace.open(*chosen, {})
         job.wait()
     if "Traceback" in err.getvalue():
         raise Printed(err.getvalue())
-    encode(desk.session())
-    encode(desk.shelf.document("0"))
-    shown = desk.shown
+    encode(workspace.session())
+    encode(workspace.runs.document("0"))
+    shown = workspace.shown
     assert shown.overview, "a page without an overview"
     assert shown.columns, "a page without a table"
     for row in _some(scene, len(shown.view))[:10]:
@@ -277,10 +277,10 @@ def page_of_a_folder(scene: Scene) -> None:
     from astray.web.run_list import RunList
     from astray.web.wire import encode
 
-    shelf = RunList([scene.damaged.parent])
-    encode({"runs": shelf.documents()})
-    for number in range(len(shelf)):
-        encode(shelf.document(str(number)))
+    run_list = RunList([scene.damaged.parent])
+    encode({"runs": run_list.documents()})
+    for number in range(len(run_list)):
+        encode(run_list.document(str(number)))
 
 
 def exported(scene: Scene) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,36 +11,19 @@ from torch import Tensor, nn
 
 import astray
 from astray.nonfinite.step_rows import function_of
-from guarding.training import tripped
+from guarding.training import guard_program, tripped
 from nonfinite import accidents
-from nonfinite.accidents import Model, Program, origin_line
-from nonfinite.recording import record
-from nonfinite.test_origins import ACCIDENTS, PEACEFUL
-from nonfinite.test_steps_and_ranks import LEVELS, layers
+from nonfinite.accidents import ACCIDENTS, PEACEFUL, Program, origin_line
+from nonfinite.recording import LEVELS, layers, record
 
 EVERY = [("function",), ("module", "function"), ("op",)]
-
-
-def guard(path: Path, program: Program | nn.Module, *levels: str, steps: int = 1, **asked: Any) -> astray.Guard:
-    """The same training as `alarms.recording.record` has."""
-    torch.manual_seed(0)
-    model = program if isinstance(program, nn.Module) else Model(program)
-    x = asked.pop("x", None)
-    x = torch.randn(4, 4) if x is None else x
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with astray.guard(model, path=path, on="warn", level=list(levels), **asked) as guard:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(x).sum().backward()
-            optimizer.step()
-    return guard
 
 
 @pytest.mark.parametrize("levels", EVERY, ids="+".join)
 @pytest.mark.parametrize("program", [*ACCIDENTS, accidents.unfilled_memory], ids=lambda program: program.__name__)
 def test_the_origin_is_the_one_of_a_recording(program: Program, levels: tuple[str, ...], tmp_path: Path) -> None:
     offline = record(tmp_path / "run", program, *levels).alarms()
-    watch = guard(tmp_path / "guard", program, *levels)
+    watch = guard_program(tmp_path / "guard", program, *levels)
     assert [trip.alarm.key for trip in watch.trips if trip.alarm] == [alarm.key for alarm in offline]
     assert [trip.alarm.kind for trip in watch.trips if trip.alarm] == [alarm.kind for alarm in offline]
     alarm = watch.trips[0].alarm
@@ -58,7 +40,7 @@ def test_the_origin_is_the_one_of_a_recording(program: Program, levels: tuple[st
 @pytest.mark.parametrize("levels", EVERY, ids="+".join)
 @pytest.mark.parametrize("program", PEACEFUL, ids=lambda program: program.__name__)
 def test_what_is_intended_makes_no_alarm(program: Program, levels: tuple[str, ...], tmp_path: Path) -> None:
-    watch = guard(tmp_path / "guard", program, *levels, steps=2)
+    watch = guard_program(tmp_path / "guard", program, *levels, steps=2)
     assert watch.trips == []
     assert not (tmp_path / "guard").exists()
 
@@ -67,7 +49,7 @@ def test_what_is_intended_makes_no_alarm(program: Program, levels: tuple[str, ..
 def test_infinity_in_the_data_is_a_bad_input(levels: tuple[str, ...], tmp_path: Path) -> None:
     x = torch.ones(4, 4)
     x[1, 2] = math.inf
-    (trip,) = guard(tmp_path / "guard", layers(), *levels, steps=3, x=x, keep="tensors").trips
+    (trip,) = guard_program(tmp_path / "guard", layers(), *levels, steps=3, x=x, keep="tensors").trips
     assert trip.alarm is not None
     assert (trip.step, trip.alarm.kind.word, trip.alarm.offenders[0].first) == (
         0,
@@ -80,7 +62,7 @@ def test_infinity_in_the_data_is_a_bad_input(levels: tuple[str, ...], tmp_path: 
 def test_a_weight_that_was_loaded_so_is_one_alarm(levels: tuple[str, ...], tmp_path: Path) -> None:
     model = layers()
     model[2].weight.data[0, 3] = math.nan
-    watch = guard(tmp_path / "guard", model, *levels, steps=3)
+    watch = guard_program(tmp_path / "guard", model, *levels, steps=3)
     (trip,) = watch.trips
     assert trip.alarm is not None
     assert (trip.step, trip.alarm.kind.word, trip.alarm.origin.site.partition("/")[0]) == (0, "bad weight", "2")
@@ -127,7 +109,7 @@ def test_a_spoilt_weight_is_no_alarm_of_its_own(tmp_path: Path) -> None:
         return h.log() * 0 if once.calls == 2 else h  # type: ignore[attr-defined]
 
     once.calls = 0  # type: ignore[attr-defined]
-    watch = guard(tmp_path / "guard", once, "module", "function", steps=5)
+    watch = guard_program(tmp_path / "guard", once, "module", "function", steps=5)
     (trip,) = watch.trips
     assert trip.alarm is not None
     assert (trip.step, trip.alarm.origin.site) == (1, "<root>/log")

@@ -15,15 +15,11 @@ from torch.utils.checkpoint import checkpoint
 import astray
 from astray.capture.pytorch import adapter
 from astray.guarding.guard import CALL_GRADIENTS
-from astray.guarding.step_monitor import FROM_HERE_ON, SUSPICIOUS
-from capture.test_far_tensors import FarReader
-from guarding.test_accidents import guard as guard_of
-from guarding.test_scaler import Halved
-from guarding.test_scaler import train as train_scaled
-from guarding.training import Net, batch, guarded, hooks_of, tripped
+from astray.guarding.step_monitor import READS_ALL_GRADIENTS, SUSPICIOUS
+from capture.far_reader import FarReader
+from guarding.training import Halved, Net, batch, guard_program, guarded, hooks_of, train_scaled, tripped
 from nonfinite import accidents
-from nonfinite.accidents import Program
-from nonfinite.test_origins import ACCIDENTS, PEACEFUL
+from nonfinite.accidents import ACCIDENTS, PEACEFUL, Program
 
 
 class Root(nn.Module):
@@ -97,7 +93,7 @@ def test_what_is_born_in_the_backward_is_bounded_first_and_named_when_it_happens
     assert [one.site for one in first.candidates] == BOUNDS
     assert "that of after.weight, which came before it, is finite" in first.kind.text
     assert guard.trips[0].headline == "NaN from step 2, backward, on the way to the gradient of inner.b.bias"
-    assert FROM_HERE_ON in guard.trips[0].text
+    assert READS_ALL_GRADIENTS in guard.trips[0].text
     assert (second.step, second.origin.site, second.origin.phase) == (5, "inner.root", "backward")
     assert second.candidates == ()
     assert backward_sites(guard.trips[0].path, 2) == set()
@@ -110,7 +106,7 @@ def test_a_dump_tells_the_same_and_what_was_not_read(tmp_path: Path) -> None:
         train(model, bad=(2,))
     trip = caught.value.trip
     assert trip.path is not None
-    assert FROM_HERE_ON not in trip.text
+    assert READS_ALL_GRADIENTS not in trip.text
     run = astray.open(trip.path)
     (alarm,) = run.alarms()
     assert trip.alarm is not None
@@ -161,8 +157,8 @@ def test_a_condition_is_given_the_gradients_of_calls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", [*ACCIDENTS, accidents.unfilled_memory], ids=lambda program: program.__name__)
 def test_the_origin_is_the_same_or_one_of_the_candidates(program: Program, tmp_path: Path) -> None:
-    less = guard_of(tmp_path / "less", program, "module").trips
-    whole = guard_of(tmp_path / "all", program, "module", gradients="all").trips
+    less = guard_program(tmp_path / "less", program, "module").trips
+    whole = guard_program(tmp_path / "all", program, "module", gradients="all").trips
     assert [trip.step for trip in less] == [trip.step for trip in whole]
     for one, other in zip(less, whole, strict=True):
         assert one.alarm is not None
@@ -176,14 +172,14 @@ def test_the_origin_is_the_same_or_one_of_the_candidates(program: Program, tmp_p
 
 @pytest.mark.parametrize("program", PEACEFUL, ids=lambda program: program.__name__)
 def test_what_is_intended_makes_no_alarm(program: Program, tmp_path: Path) -> None:
-    assert guard_of(tmp_path / "guard", program, "module", steps=2).trips == []
+    assert guard_program(tmp_path / "guard", program, "module", steps=2).trips == []
 
 
 def test_a_bad_weight_is_named_though_only_gradients_before_it_are_bad(tmp_path: Path) -> None:
     """The gradient of the weight itself is finite; what its module sends on is not."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     model[2].weight.data[0, 3] = math.nan
-    (trip,) = guard_of(tmp_path / "guard", model, "module").trips
+    (trip,) = guard_program(tmp_path / "guard", model, "module").trips
     assert trip.alarm is not None
     assert (trip.alarm.kind.word, trip.alarm.origin.site, trip.alarm.offenders[0].path) == ("bad weight", "2", "weight")
 
@@ -191,7 +187,7 @@ def test_a_bad_weight_is_named_though_only_gradients_before_it_are_bad(tmp_path:
 def test_an_output_that_overflows_is_named_at_once(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).half()
     nn.init.constant_(model[1].weight, 6e4)
-    (trip,) = guard_of(tmp_path / "guard", model, "module", x=torch.full((4, 4), 100.0).half()).trips
+    (trip,) = guard_program(tmp_path / "guard", model, "module", x=torch.full((4, 4), 100.0).half()).trips
     assert trip.alarm is not None
     assert (trip.alarm.origin.site, trip.alarm.origin.phase, trip.alarm.kind.word) == ("1", "forward", "overflow")
 

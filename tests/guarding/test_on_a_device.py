@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import astray
 from astray.capture.pytorch import adapter
-from capture.test_far_tensors import FarReader
+from capture.far_reader import FarReader
 from guarding.training import Net, batch, guarded, loss_of, steps_in, tripped
 
 

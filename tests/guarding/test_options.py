@@ -12,8 +12,8 @@ import astray
 from guarding.training import Net, batch, hooks_of
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"on": "x"}, "on='x' is nothing a guard can do. It is 'raise', 'warn', or a function."),
-    ({"on": None}, "on=None is nothing a guard can do. It is 'raise', 'warn', or a function."),
+    ({"on": "x"}, "on='x' is not something a guard can do. It is 'raise', 'warn', or a function."),
+    ({"on": None}, "on=None is not something a guard can do. It is 'raise', 'warn', or a function."),
     ({"remember": 0}, "remember=0 is not a whole number of at least 1."),
     ({"remember": "3"}, "remember='3' is not a whole number of at least 1."),
     (
@@ -23,10 +23,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_memory": 0}, "max_memory=0 is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
     ({"max_memory": "x"}, "max_memory='x' is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
     ({"max_memory": [1]}, "max_memory=[1] is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
-    ({"spike": -1}, "spike=-1 is no factor. It is a number above 1: 10 trips at ten times the usual."),
-    ({"spike": "a"}, "spike='a' is no factor. It is a number above 1: 10 trips at ten times the usual."),
-    ({"spike": float("nan")}, "spike=nan is no factor. It is a number above 1: 10 trips at ten times the usual."),
-    ({"when": 3}, "when=3 cannot be asked. It is a function of the rows of a step."),
+    ({"spike": -1}, "spike=-1 is not a factor. It is a number above 1: 10 trips at ten times the usual."),
+    ({"spike": "a"}, "spike='a' is not a factor. It is a number above 1: 10 trips at ten times the usual."),
+    ({"spike": float("nan")}, "spike=nan is not a factor. It is a number above 1: 10 trips at ten times the usual."),
+    ({"when": 3}, "when=3 cannot be called. It is a function of the rows of a step."),
     (
         {"exact": True, "on": "warn"},
         "exact=True stops the program, and on='warn' would let it go on. Leave out one of them.",

@@ -224,17 +224,17 @@ def test_a_step_too_large_to_be_held_is_looked_at_in_parts(tmp_path: Path, monke
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    ("x", {}, "on='x' is nothing a guard can do. It is 'raise', 'warn', or a function."),
-    (True, {}, "on=True is nothing a guard can do. It is 'raise', 'warn', or a function."),
-    ({"on": "x"}, {}, "on='x' is nothing a guard can do. It is 'raise', 'warn', or a function."),
-    ({"spike": 1}, {}, "spike=1 is no factor. It is a number above 1: 10 trips at ten times the usual."),
-    ({"when": 3}, {}, "when=3 cannot be asked. It is a function of the rows of a step."),
+    ("x", {}, "on='x' is not something a guard can do. It is 'raise', 'warn', or a function."),
+    (True, {}, "on=True is not something a guard can do. It is 'raise', 'warn', or a function."),
+    ({"on": "x"}, {}, "on='x' is not something a guard can do. It is 'raise', 'warn', or a function."),
+    ({"spike": 1}, {}, "spike=1 is not a factor. It is a number above 1: 10 trips at ten times the usual."),
+    ({"when": 3}, {}, "when=3 cannot be called. It is a function of the rows of a step."),
     (
         {"exact": True},
         {},
         "exact=True is for astray.guard, which records into memory. The guard of a recording takes on, spike, when.",
     ),
-    ({"spikes": 3}, {}, "spikes=3 is nothing that the guard of a recording can be asked. Did you mean 'spike'?"),
+    ({"spikes": 3}, {}, "spikes=3 is not an option of the guard of a recording. Did you mean 'spike'?"),
     (
         "raise",
         {"keep": "fingerprint"},

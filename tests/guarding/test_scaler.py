@@ -7,46 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 import astray
-from guarding.training import hooks_of, tripped
+from guarding.training import Halved, hooks_of, train_scaled, tripped
 
 LEVELS = ("module", "function", "op", ["module", "function"])
 TOO_LARGE = 2.0**17  # this and its half overflow float16, in two steps
-
-
-class Halved(nn.Module):
-    """Gradients pass through float16 on their way to the weights. In its n-th forward something may go wrong."""
-
-    def __init__(self, bad: int = -1, how: str = "forward") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.lin = nn.Linear(4, 4)
-        self.bad, self.how, self.forwards = bad, how, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.lin(x)
-        if self.forwards == self.bad:
-            h = torch.log(h * 0) if self.how == "forward" else torch.sqrt(h * 0)
-        self.forwards += 1
-        return (h.half() * 1).float()
-
-
-def train(model: nn.Module, scale: float, steps: int = 5, **scaler: Any) -> list[float]:
-    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler_ = GradScaler("cpu", init_scale=scale, **scaler)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(x).sum()
-        scaler_.scale(loss).backward()
-        scaler_.step(optimizer)
-        scaler_.update()
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
@@ -54,11 +22,11 @@ def train(model: nn.Module, scale: float, steps: int = 5, **scaler: Any) -> list
 def test_what_it_skips_is_counted_and_no_alarm(level: Any, exact: bool, tmp_path: Path) -> None:
     model, bare = Halved(), Halved()
     with astray.guard(model, path=tmp_path / "guard", level=level, exact=exact) as guard:
-        losses = train(model, TOO_LARGE)
+        losses = train_scaled(model, TOO_LARGE)
     assert guard.trips == []
     assert guard.summary == "no alarm in 5 steps, 2 updates skipped by a GradScaler"
     assert not (tmp_path / "guard").exists()
-    assert losses == train(bare, TOO_LARGE)
+    assert losses == train_scaled(bare, TOO_LARGE)
     assert torch.equal(model.lin.weight, bare.lin.weight)
     assert "astray" not in GradScaler.step.__code__.co_filename
     assert "astray" not in GradScaler.scale.__code__.co_filename
@@ -72,7 +40,7 @@ def test_a_forward_that_goes_wrong_beside_it_trips(level: Any, exact: bool, tmp_
         tripped() as caught,
         astray.guard(model, path=tmp_path / "guard", level=level, exact=exact) as guard,
     ):
-        train(model, TOO_LARGE)
+        train_scaled(model, TOO_LARGE)
     alarm = caught.value.trip.alarm
     assert alarm is not None
     assert (alarm.step, alarm.origin.phase, alarm.origin.site.split("/")[0]) == (1, "forward", "<root>")
@@ -89,7 +57,7 @@ def test_a_derivative_that_is_none_trips_though_the_update_is_skipped(level: Any
         tripped() as caught,
         astray.guard(model, path=tmp_path / "guard", level=level, exact=exact),
     ):
-        train(model, TOO_LARGE)
+        train_scaled(model, TOO_LARGE)
     alarm = caught.value.trip.alarm
     assert alarm is not None
     assert (alarm.step, alarm.origin.phase) == (3, "backward")
@@ -105,7 +73,7 @@ def test_updates_that_are_skipped_without_end_trip_in_the_end(tmp_path: Path) ->
 
     model = Always()
     with tripped("has skipped 20 updates in a row") as caught, astray.guard(model, path=tmp_path / "guard"):
-        train(model, 2.0**10, steps=30)
+        train_scaled(model, 2.0**10, steps=30)
     assert caught.value.trip.step == 19
 
 
@@ -122,5 +90,5 @@ def test_the_same_gradients_without_a_scaler_trip(tmp_path: Path) -> None:
 def test_a_scaler_that_is_off_hides_nothing(tmp_path: Path) -> None:
     model = Halved(bad=1, how="backward")
     with tripped() as caught, astray.guard(model, path=tmp_path / "guard", exact=True):
-        train(model, TOO_LARGE, enabled=False)
+        train_scaled(model, TOO_LARGE, enabled=False)
     assert caught.value.trip.step == 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import astray
-from astray.guarding.spikes import LEAST, SpikeDetector
+from astray.guarding.step_monitor import LEAST, SpikeDetector
 from guarding.training import Net, batch, guarded, loss_of, steps_in, train, tripped
 
 
@@ -33,16 +33,16 @@ class WithLoss(nn.Module):
 
 def test_a_number_stands_out_when_it_is_so_many_times_the_median() -> None:
     spikes = SpikeDetector(10)
-    assert [spikes.usual(value) for value in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
-    assert spikes.usual(1e9) is None  # too few before it
-    assert spikes.usual(10.0) is None  # as many times, not more
-    assert spikes.usual(10.1) == 1.0
-    assert spikes.usual(-10.1) == 1.0
-    assert [spikes.usual(1e3) for _ in range(100)] == [1.0] * 100  # and is never taken for normal
-    assert spikes.usual(math.nan) is spikes.usual(math.inf) is None
+    assert [spikes.usual_if_spike(value) for value in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
+    assert spikes.usual_if_spike(1e9) is None  # too few before it
+    assert spikes.usual_if_spike(10.0) is None  # as many times, not more
+    assert spikes.usual_if_spike(10.1) == 1.0
+    assert spikes.usual_if_spike(-10.1) == 1.0
+    assert [spikes.usual_if_spike(1e3) for _ in range(100)] == [1.0] * 100  # and is never taken for normal
+    assert spikes.usual_if_spike(math.nan) is spikes.usual_if_spike(math.inf) is None
     zeros = SpikeDetector(10)
-    assert [zeros.usual(0.0) for _ in range(20)] == [None] * 20
-    assert zeros.usual(1.0) is None  # nothing is many times zero
+    assert [zeros.usual_if_spike(0.0) for _ in range(20)] == [None] * 20
+    assert zeros.usual_if_spike(1.0) is None  # nothing is many times zero
 
 
 def test_one_batch_out_of_twenty_is_a_spike_of_the_gradients(tmp_path: Path) -> None:

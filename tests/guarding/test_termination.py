@@ -76,7 +76,7 @@ def test_a_function_is_told_of_an_exception_and_cannot_replace_it(
     with pytest.raises(RefusedError), astray.guard(Net(), path=tmp_path / "guard", on=tell):
         raise RefusedError
     assert [trip.what for trip in told] == ["exception"]
-    assert caplog.messages == ["LookupError in the function that was to be told: mine"]
+    assert caplog.messages == ["LookupError in the function given as on=: mine"]
 
 
 @pytest.mark.parametrize("code", [0, None])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 import astray
+from nonfinite.accidents import Model, Program
 
 
 class Net(nn.Module):
@@ -88,3 +91,50 @@ def hooks_of(model: nn.Module) -> int:
     return on_modules + sum(
         len(one._backward_hooks or ()) + len(getattr(one, "_post_accumulate_grad_hooks", None) or ()) for one in tensors
     )
+
+
+def guard_program(path: Path, program: Program | nn.Module, *levels: str, steps: int = 1, **asked: Any) -> astray.Guard:
+    """The training of `nonfinite.recording.record`, under a guard."""
+    torch.manual_seed(0)
+    model = program if isinstance(program, nn.Module) else Model(program)
+    x = asked.pop("x", None)
+    x = torch.randn(4, 4) if x is None else x
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with astray.guard(model, path=path, on="warn", level=list(levels), **asked) as guard:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    return guard
+
+
+class Halved(nn.Module):
+    """Gradients pass through float16 on their way to the weights. In its n-th forward something may go wrong."""
+
+    def __init__(self, bad: int = -1, how: str = "forward") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+        self.bad, self.how, self.forwards = bad, how, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lin(x)
+        if self.forwards == self.bad:
+            h = torch.log(h * 0) if self.how == "forward" else torch.sqrt(h * 0)
+        self.forwards += 1
+        return (h.half() * 1).float()
+
+
+def train_scaled(model: nn.Module, scale: float, steps: int = 5, **scaler: Any) -> list[float]:
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler_ = GradScaler("cpu", init_scale=scale, **scaler)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        scaler_.scale(loss).backward()
+        scaler_.step(optimizer)
+        scaler_.update()
+        losses.append(loss.item())
+    return losses

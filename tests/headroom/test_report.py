@@ -141,7 +141,7 @@ def test_nothing_to_tell_is_one_sentence(runs):
     bare = runs.Builder(keep="fingerprint")
     bare.tensor(bare.call("layer"), "output", "out", ONES)
     assert render(risk(bare.run), width=200) == (
-        "runs/good: it was recorded without statistics, which head-room is told from. Record it with keep='stats'."
+        "runs/good: it was recorded without statistics, from which head-room is computed. Record it with keep='stats'."
     )
     assert render(risk(runs.Builder().run)) == "runs/good: it holds no tensor."
     whole = runs.Builder()

@@ -23,12 +23,24 @@ def record(folder: Path, *arguments: str, keep: str = "stats") -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "keep", ["stats", *(pytest.param(keep, marks=pytest.mark.slow) for keep in ("tensors", "sample", "fingerprint"))]
-)
+def test_make_demo_ends_with_the_answer(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/demo.py", str(tmp_path / "demo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "First divergence: step 3, forward, call 0 of h.2.mlp.proj (Linear), output" in done.stdout
+    assert "forward, call 0 of /log (torch.log)\n    train_gpt.py:72 in loss_by_hand" in done.stderr
+    check_answer(tmp_path / "demo" / "good", tmp_path / "demo" / "bad")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["tensors", "sample", "fingerprint"])
 def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
     good = record(tmp_path / "good", keep=keep)
     bad = record(tmp_path / "bad", "--fault", keep=keep)
+    check_answer(good, bad, has_error=keep != "fingerprint")
+
+
+def check_answer(good: Path, bad: Path, *, has_error: bool = True) -> None:
     diff = astray.compare(good, bad)
     first = diff.first
     assert first is not None
@@ -36,7 +48,7 @@ def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
     assert first.cause == "parameter"
     assert "return self.proj(x)" in str(diff)
     assert "train_gpt.py" in str(diff)
-    if keep != "fingerprint":
+    if has_error:
         assert first.error == pytest.approx(1e-3, rel=0.3)
     assert diff.exit_code == 1
 
@@ -47,14 +59,6 @@ def test_two_runs_of_the_same_program_are_identical(tmp_path: Path) -> None:
     assert diff.same
     assert diff.first is None
     assert diff.counts["identical"] == len(diff.pairs)
-
-
-def test_make_demo_ends_with_the_answer(tmp_path: Path) -> None:
-    command = [sys.executable, "examples/demo.py", str(tmp_path / "demo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "First divergence: step 3, forward, call 0 of h.2.mlp.proj (Linear), output" in done.stdout
-    assert "forward, call 0 of /log (torch.log)\n    train_gpt.py:72 in loss_by_hand" in done.stderr
 
 
 @pytest.mark.slow

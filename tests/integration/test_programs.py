@@ -28,12 +28,15 @@ WALKED_TWICE = ("double_backward", "gradients_of_some")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def matrix(*quick: tuple[str, ...]) -> list[Any]:
-    """Program × level × keep. What is not among the quick levels is slow in all; so is what takes seconds by itself."""
+def matrix(*quick: tuple[str, ...] | None) -> list[Any]:
+    """Program × level × keep, each program at one of the quick levels in turn, or at none.
+
+    What is not among them is slow, and so is what takes seconds by itself.
+    """
     cases = []
-    for name, program in PROGRAMS.items():
+    for number, (name, program) in enumerate(PROGRAMS.items()):
         for level in [*ALONE, ALL]:
-            marks = [] if level in quick and not program.slow else [pytest.mark.slow]
+            marks = [] if level == quick[number % len(quick)] and not program.slow else [pytest.mark.slow]
             cases.append(pytest.param(program, level, "stats", marks=marks, id=f"{name}-{'+'.join(level)}"))
         if name in TENSORS:
             cases += [
@@ -43,7 +46,7 @@ def matrix(*quick: tuple[str, ...]) -> list[Any]:
     return cases
 
 
-@pytest.mark.parametrize(("program", "level", "keep"), matrix(MODULE, ALL))
+@pytest.mark.parametrize(("program", "level", "keep"), matrix(ALL, ALL, MODULE))
 def test_bits(program: Program, level: tuple[str, ...], keep: str, recordings: Recordings) -> None:
     watched = recordings.get(program, level, keep)
     alone = bare(program.name).state
@@ -55,7 +58,7 @@ def test_bits(program: Program, level: tuple[str, ...], keep: str, recordings: R
     assert run.problems == []
 
 
-@pytest.mark.parametrize(("program", "level", "keep"), matrix(ALL))
+@pytest.mark.parametrize(("program", "level", "keep"), matrix(ALL, None))
 def test_two_recordings_agree(program: Program, level: tuple[str, ...], keep: str, recordings: Recordings) -> None:
     if program.racy:
         pytest.skip("which call comes first is left to the threads")

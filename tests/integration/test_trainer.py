@@ -161,6 +161,7 @@ def test_an_unchanged_script_records_the_same_through_astray_run(tmp_path: Path)
     assert diff.counts["identical"] == len(diff.pairs)
 
 
+@pytest.mark.slow
 def test_transformers_is_imported_for_the_callback_alone() -> None:
     code = (
         "import sys, torch, astray, astray.capture.recorder, astray.capture.pytorch.adapter\n"

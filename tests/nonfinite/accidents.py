@@ -128,3 +128,27 @@ def origin_line(program: Program) -> int:
     """The line of a program with the comment."""
     lines, start = inspect.getsourcelines(program)
     return start + next(at for at, line in enumerate(lines) if line.rstrip().endswith("# origin"))
+
+
+ACCIDENTS = {
+    fully_masked_row: ("softmax", "forward", "fully masked"),
+    where_and_sqrt: ("sqrt", "backward", "sqrt at zero"),
+    half_scores: ("matmul", "forward", "overflow"),
+    half_underflow: ("rdiv", "forward", "underflow then reciprocal"),
+    norm_by_hand: ("sqrt", "backward", "sqrt at zero"),
+    std_by_hand: ("sqrt", "backward", "sqrt at zero"),
+    length_of_nothing: ("hypot", "backward", "norm at zero"),
+    angle_by_hand: ("div", "forward", "division by zero"),
+    cross_entropy_by_hand: ("log", "forward", "log of zero"),
+    naive_softplus: ("exp", "forward", "overflow"),
+    used_twice: ("sqrt", "backward", "sqrt at zero"),
+}
+
+PEACEFUL = (
+    causal_mask,
+    added_mask,
+    logarithm_of_a_mask,
+    torchs_own_norm,
+    torchs_own_std,
+    torchs_own_atan2,
+)

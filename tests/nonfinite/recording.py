@@ -26,3 +26,11 @@ def record(path: Path, program: Program | nn.Module, *levels: str, steps: int = 
             optimizer.step()
             recorder.step()
     return astray.open(path)
+
+
+LEVELS = (("module",), ("function",), ("op",), ("module", "function"))
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))

@@ -13,7 +13,7 @@ import torch
 
 from astray.nonfinite import alarms, step_alarms
 from astray.nonfinite.alarm import Element
-from astray.nonfinite.details import told_by
+from astray.nonfinite.details import recorded_element
 from astray.store import Table
 from nonfinite import accidents
 from nonfinite.recording import record
@@ -21,7 +21,7 @@ from nonfinite.recording import record
 
 def told(first: int | None, value: float | None, shape: tuple[int, ...], **cells: Any) -> Element | None:
     row = {"first_bad": first, "first_bad_value": value, "shape": shape, "dtype": "float32", "placement": None}
-    return told_by(row | cells)
+    return recorded_element(row | cells)
 
 
 def test_a_flat_index_becomes_one_of_the_tensor() -> None:

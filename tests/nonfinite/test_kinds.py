@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from astray.nonfinite.alarm import TensorMention
+from astray.nonfinite.alarm import TensorSummary
 from astray.nonfinite.kinds import OriginCase, kind_of
 from astray.nonfinite.step_rows import function_of
 from astray.records import Statistics
@@ -14,25 +14,25 @@ from astray.records import Statistics
 
 def seen(path: str, low: float | None, high: float | None, *, role: str = "input", dtype: str = "float32",
          zeros: int = 0, nan: int = 0, inf: int = 0, count: int = 8, forward: bool = False,
-         first: float | None = None) -> TensorMention:  # fmt: skip
+         first: float | None = None) -> TensorSummary:  # fmt: skip
     size = None if low is None or high is None else max(abs(low), abs(high))
     bad = (None, None) if first is None else (0, first)
     statistics = Statistics(low, high, 0.0, 0.0, 0.0, size, zeros, nan, inf, count, *bad)
-    return TensorMention(role, path, dtype, (count,), statistics, forward)
+    return TensorSummary(role, path, dtype, (count,), statistics, forward)
 
 
-def spoilt(dtype: str = "float32", nan: int = 0, inf: int = 2, count: int = 8) -> TensorMention:
+def spoilt(dtype: str = "float32", nan: int = 0, inf: int = 2, count: int = 8) -> TensorSummary:
     return seen("out", None, None, role="output", dtype=dtype, nan=nan, inf=inf, count=count)
 
 
 def forward_of(
-    function: str, *given: TensorMention, made: TensorMention | None = None, args: str | None = None
+    function: str, *given: TensorSummary, made: TensorSummary | None = None, args: str | None = None
 ) -> tuple[str, str]:
     kind = kind_of(OriginCase("produced", function, "forward", given, [made or spoilt()], args=args))
     return kind.word, kind.text
 
 
-def backward_of(function: str, *forward: TensorMention) -> str:
+def backward_of(function: str, *forward: TensorSummary) -> str:
     return kind_of(
         OriginCase("produced", function, "backward", [seen("out", 1, 1)], [spoilt(nan=2, inf=0)], forward)
     ).word

@@ -12,24 +12,11 @@ import astray
 from astray.nonfinite import alarms
 from astray.nonfinite.step_rows import function_of
 from nonfinite import accidents
-from nonfinite.accidents import Program, origin_line
+from nonfinite.accidents import ACCIDENTS, PEACEFUL, Program, origin_line
 from nonfinite.recording import record
 
 LEVELS = (("function",), ("module", "function"))
 
-ACCIDENTS = {
-    accidents.fully_masked_row: ("softmax", "forward", "fully masked"),
-    accidents.where_and_sqrt: ("sqrt", "backward", "sqrt at zero"),
-    accidents.half_scores: ("matmul", "forward", "overflow"),
-    accidents.half_underflow: ("rdiv", "forward", "underflow then reciprocal"),
-    accidents.norm_by_hand: ("sqrt", "backward", "sqrt at zero"),
-    accidents.std_by_hand: ("sqrt", "backward", "sqrt at zero"),
-    accidents.length_of_nothing: ("hypot", "backward", "norm at zero"),
-    accidents.angle_by_hand: ("div", "forward", "division by zero"),
-    accidents.cross_entropy_by_hand: ("log", "forward", "log of zero"),
-    accidents.naive_softplus: ("exp", "forward", "overflow"),
-    accidents.used_twice: ("sqrt", "backward", "sqrt at zero"),
-}
 
 OPS = {
     accidents.fully_masked_row: ("softmax", "forward", "fully masked"),
@@ -41,15 +28,6 @@ OPS = {
     accidents.cross_entropy_by_hand: ("log", "forward", "log of zero"),
     accidents.naive_softplus: ("exp", "forward", "overflow"),
 }
-
-PEACEFUL = (
-    accidents.causal_mask,
-    accidents.added_mask,
-    accidents.logarithm_of_a_mask,
-    accidents.torchs_own_norm,
-    accidents.torchs_own_std,
-    accidents.torchs_own_atan2,
-)
 
 
 @pytest.mark.parametrize("levels", LEVELS, ids="+".join)

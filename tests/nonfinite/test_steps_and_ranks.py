@@ -13,15 +13,9 @@ from astray.errors import UsageError
 from astray.nonfinite import alarms
 from integration.distributed.launching import torchrun
 from nonfinite import accidents
-from nonfinite.recording import record
+from nonfinite.recording import LEVELS, layers, record
 
 HERE = Path(__file__).parent
-LEVELS = (("module",), ("function",), ("op",), ("module", "function"))
-
-
-def layers() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize("levels", LEVELS, ids="+".join)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from astray import compare
-from astray.report.atomic_files import atomic_file, check_place
+from astray.report.atomic_files import atomic_file, check_writable
+from pairwise import grid
 
 WRITERS = {"csv": "c", "xlsx": "d.xlsx", "json": "d.json", "junit": "j.xml"}
 
@@ -104,7 +105,7 @@ def test_a_place_that_is_none(diff, tmp_path, kind):
 def test_a_folder_that_must_not_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
-        check_place(tmp_path / "report.txt")
+        check_writable(tmp_path / "report.txt")
 
 
 PROGRAM = """
@@ -118,8 +119,7 @@ sys.exit(main(["compare", reference, candidate, *options]))
 """
 
 
-@pytest.mark.parametrize("limit", [0, 2048, 16384])
-@pytest.mark.parametrize("kind", WRITERS)
+@grid(kind=WRITERS, limit=[0, 2048, 16384], pairs=False)
 def test_a_disk_that_is_full_is_one_sentence_and_leaves_nothing(large_runs, tmp_path, kind, limit):
     place = tmp_path / "out" / WRITERS[kind]
     old = place / "pairs.csv" if kind == "csv" else place

@@ -94,7 +94,7 @@ def test_infinite_and_unknown_errors(runs, tmp_path):
 
 
 def test_the_columns_are_those_of_the_documentation(runs):
-    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text(encoding="utf-8")
     begin, end = page.index("## Columns"), page.index("## Filters")
     documented = re.findall(r"`([a-z_0-9]+)`", "".join(re.findall(r"^\|([^|]+)\|", page[begin:end], re.MULTILINE)))
     names = compare(runs.program(runs.Builder()), runs.program(runs.Builder())).table().names

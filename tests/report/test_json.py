@@ -15,7 +15,7 @@ from astray.comparison.verdict import LABELS
 from astray.report import json as report
 
 ONES = np.ones(4, np.float32)
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/comparison.schema.json").read_text(encoding="utf-8"))
 
 
 def closed(schema):

@@ -19,7 +19,7 @@ from astray.report.setup import summary_of
 from astray.report.text import render
 from astray.store import RunInfo, RunWriter, open_run
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/comparison.schema.json").read_text(encoding="utf-8"))
 BASE = [
     Setup(0, "module", f"h.{at}.norm", {"class": "LayerNorm", "eps": 1e-5, "training": True, "inplace": False})
     for at in range(12)

@@ -14,14 +14,14 @@ from astray import Comparison, compare
 from astray.cli import main
 from astray.records import Call, Setup, Tensor
 from astray.report.json import document
-from astray.report.text import render, wrong_besides
+from astray.report.text import render, reported_others
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter
 from astray.web.overview import overview_of
 from astray.web.views import ComparisonView
 from astray.web.wire import encode
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/comparison.schema.json").read_text(encoding="utf-8"))
 GIVEN = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
 
 
@@ -74,7 +74,7 @@ def test_what_is_wrong_beside_the_first_and_was_given_the_same_is_no_victim(runs
 
 def test_inputs_that_merely_agree_do_not_prove_it(runs):
     diff = of_layers(runs, {2: 0.01, 8: 0.01}, inputs=2.0**-22)
-    assert [one.site for one in (diff.first, *wrong_besides(diff))] == ["h.2.mlp", "head"]
+    assert [one.site for one in (diff.first, *reported_others(diff))] == ["h.2.mlp", "head"]
     assert not diff.others[0].clean
     text = " ".join(render(diff).split())
     assert "for their inputs agree" not in text

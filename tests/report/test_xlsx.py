@@ -117,8 +117,8 @@ def test_some_rows_in_another_order_are_said_to_be_some(diff, tmp_path):
 
 def test_more_rows_than_a_sheet_can_hold_go_on_in_the_next_and_it_is_said(diff, tmp_path, monkeypatch):
     assert xlsx.SHEET_ROWS == 1_048_576
-    assert xlsx.spread(1_048_575) == [range(1_048_575)]
-    assert xlsx.spread(1_048_576) == [range(1_048_575), range(1_048_575, 1_048_576)]
+    assert xlsx.sheet_ranges(1_048_575) == [range(1_048_575)]
+    assert xlsx.sheet_ranges(1_048_576) == [range(1_048_575), range(1_048_575, 1_048_576)]
     monkeypatch.setattr(xlsx, "SHEET_ROWS", 31)
     book = openpyxl.load_workbook(diff.to_xlsx(tmp_path / "diff.xlsx"))
     assert book.sheetnames[2:] == ["pairs", "pairs 2", "pairs 3"]

@@ -30,15 +30,15 @@ def test_a_pair_is_what_numpy_says(dtype: torch.dtype, by_device: bool) -> None:
     one, other = two_states(dtype)
     found = pairs(one, other, one)
     if by_device:
-        summed = {name: pairs_module._summed(one[name], other[name]) for name in one}  # type: ignore[arg-type]
+        summed = {name: pairs_module._device_sums(one[name], other[name]) for name in one}  # type: ignore[arg-type]
         found = pairs_module._fetched(summed)
     for name in one:
         a, b = (np.asarray(torch.as_tensor(state[name]).double()).ravel() for state in (one, other))
         pair = found[name]
         assert (pair.count, pair.finite, pair.different) == (a.size, a.size, (a != b).sum())
-        assert pair.one == pytest.approx((a**2).sum(), rel=1e-12)
-        assert pair.other == pytest.approx((b**2).sum(), rel=1e-12)
-        assert pair.apart == pytest.approx(((b - a) ** 2).sum(), rel=1e-9)
+        assert pair.first == pytest.approx((a**2).sum(), rel=1e-12)
+        assert pair.second == pytest.approx((b**2).sum(), rel=1e-12)
+        assert pair.difference == pytest.approx(((b - a) ** 2).sum(), rel=1e-9)
         assert pair.dot == pytest.approx((a * b).sum(), rel=1e-12)
         assert pair.largest == pytest.approx(np.abs(b - a).max(initial=0.0), rel=1e-9)
         if a.size:

@@ -32,7 +32,7 @@ def test_the_parts_of_all_processes_are_one_tensor(monkeypatch: pytest.MonkeyPat
     state = StateDict({"w": distribute_tensor(tensor, mesh, [Shard(0)]), "b": torch.tensor([1.0])})
     assert state.norm2(lw=True).state_dict() == pytest.approx({"w": tensor.double().norm().item(), "b": 1.0})
     monkeypatch.setattr(type(mesh), "size", lambda *_: 4)
-    monkeypatch.setattr(module, "_exchanged", lambda rows, group: [rows] * 4)
+    monkeypatch.setattr(module, "_all_gather", lambda rows, group: [rows] * 4)
     four = tensor.double().repeat(4, 1)
     assert state.std(lw=True)["w"] == pytest.approx(four.std().item(), rel=1e-12)
     assert state.norm(3, lw=True)["w"] == pytest.approx(four.norm(3).item(), rel=1e-12)

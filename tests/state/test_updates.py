@@ -303,7 +303,7 @@ def test_what_cannot_be_is_said() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(UsageError, match=r"No parameter's name matches 'weight'.*try '\.\*weight'"):
         astray.state.check_updates(optimizer, model, pattern="weight")
-    with pytest.raises(UsageError, match="'\\(' is no regular expression: missing"):
+    with pytest.raises(UsageError, match="'\\(' is not a regular expression: missing"):
         astray.state.check_updates(optimizer, model, pattern="(")
     with pytest.raises(UsageError, match="None of the 6 parameters of this AdamW belongs to this Linear"):
         astray.state.check_updates(optimizer, nn.Linear(2, 2))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from astray.stats import DTYPES, Contrast, Strided, kernels
-
-from .conftest import decoded, encode
+from pairwise import grid
+from stats.arrays import decoded, encode, nearby, random_values, ratio_precision
+from stats.backends import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -20,12 +21,6 @@ FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 def ulp_rank(bits: int, itemsize: int, signed: bool) -> int:
     sign = 1 << (8 * itemsize - 1)
     return bits if not signed or bits < sign else sign - bits
-
-
-def ratio_precision(*names: str) -> float:
-    """How right a sum of ratios must be: those of types that float32 can hold may be computed in it."""
-    wide = any(DTYPES[DTYPES[name].part].itemsize > (4 if DTYPES[name].kind != "int" else 2) for name in names)
-    return 1e-12 if wide else 1e-6
 
 
 def plain(
@@ -120,32 +115,19 @@ def check(
     return result
 
 
-def values(count: int, seed: int, *, special: bool = False) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(count) * 3
-    x[rng.random(count) < 0.1] = 0.0
-    x[rng.random(count) < 0.05] = -0.0
-    if special:
-        for value in (np.nan, np.inf, -np.inf):
-            x[rng.random(count) < 0.07] = value
-    return x
-
-
-def nearby(x: np.ndarray, seed: int) -> np.ndarray:
-    """Most elements the same, some off a little, some a lot."""
-    rng = np.random.default_rng(seed)
-    y = x * (1 + 10.0 ** rng.uniform(-6, 0, x.size) * rng.choice([0, 0, 1, -1], x.size))
-    return np.where(rng.random(x.size) < 0.05, values(x.size, seed + 1), y)
-
-
-@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
-@pytest.mark.parametrize("count", [1, 7, 8, 17, 1024, 3001])
-@pytest.mark.parametrize("dtype", FLOATS)
+@grid(
+    dtype=FLOATS,
+    count=[1, 7, 8, 17, 1024, 3001],
+    special=[False, True],
+    ids={"special": ["finite", "special"]},
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_every_float(dtype: str, count: int, special: bool) -> None:
-    x = values(count, 1, special=special)
+    x = random_values(count, 1, special=special)
     y = nearby(x, 2)
     if special:
-        y[::13] = values(count, 9, special=True)[::13]
+        y[::13] = random_values(count, 9, special=True)[::13]
     if dtype == "float8_e8m0fnu":
         x, y = np.abs(x), np.abs(y)
     check(encode(x, dtype), encode(y, dtype), dtype)
@@ -153,7 +135,7 @@ def test_every_float(dtype: str, count: int, special: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["complex32", "complex64", "complex128"])
 def test_complex_is_compared_by_parts(dtype: str) -> None:
-    x = values(3000, 1, special=True)
+    x = random_values(3000, 1, special=True)
     check(encode(x, dtype), encode(nearby(x, 2), dtype), dtype)
 
 
@@ -183,7 +165,7 @@ def test_every_integer(dtype: str) -> None:
     ids="-".join,
 )
 def test_mixed_dtypes(pair: tuple[str, str]) -> None:
-    x = np.abs(values(3000, 1))
+    x = np.abs(random_values(3000, 1))
     if any(DTYPES[name].kind in ("int", "bool") for name in pair):
         x = (x > 1) * 1.0 if "bool" in pair else np.round(x)
     check(encode(x, pair[0]), encode(x if "bool" in pair else np.abs(nearby(x, 2)), pair[1]), pair)
@@ -191,7 +173,7 @@ def test_mixed_dtypes(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "uint8", "complex64"])
 def test_layouts_do_not_count(dtype: str) -> None:
-    x = np.abs(np.round(values(140 * 150 * 2, 1)))
+    x = np.abs(np.round(random_values(140 * 150 * 2, 1)))
     one, other = encode(x, dtype), encode(np.abs(nearby(x, 2)), dtype)
     one, other = one[: 140 * 150].reshape(140, 150), other[: 140 * 150].reshape(140, 150)
     expected = check(one, other, dtype)
@@ -276,8 +258,12 @@ def test_the_largest_ratio_is_found_among_those_that_float32_cannot_tell_apart()
     check(x, x * np.float32(1.001), "float32")
 
 
-@pytest.mark.parametrize("tolerance", [(1e-5, 1e-8), (0.0, 1e-3), (1e-3, 0.0), (0.0, 0.0), (-1.0, 1e-3)], ids=str)
-@pytest.mark.parametrize("limit", [1e-3, 5e-3, 1e-5])
+@grid(
+    tolerance=[(1e-5, 1e-8), (0.0, 1e-3), (1e-3, 0.0), (0.0, 0.0), (-1.0, 1e-3)],
+    limit=[1e-3, 5e-3, 1e-5],
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_errors_at_a_limit_are_counted_exactly(limit: float, tolerance: tuple[float, float]) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(9000).astype(np.float32)
@@ -305,7 +291,7 @@ def test_one_block_differs() -> None:
 
 
 def test_equal_tensors() -> None:
-    x = encode(values(5000, 3, special=True), "bfloat16")
+    x = encode(random_values(5000, 3, special=True), "bfloat16")
     result = check(x, x, "bfloat16")
     assert (result.different, result.max_abs_error, result.max_ulp, result.nonfinite_mismatch) == (0, 0.0, 0, 0)
     assert result.cosine == pytest.approx(1.0, abs=1e-15)

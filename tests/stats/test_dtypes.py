@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from astray.stats.dtypes import DTYPES, decode, decode_table, find, widen
-
-from .conftest import decoded
+from stats.arrays import decoded
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from astray.stats import DTYPES, ShardPosition, Strided, kernels, merge_fingerprints
+from pairwise import grid
+from stats.arrays import noise
+from stats.backends import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -29,16 +32,6 @@ def plain(data: bytes) -> int:
     return total % 2**64
 
 
-def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Random bytes: every pattern counts, whatever value it has."""
-    kind = DTYPES[dtype]
-    count = int(np.prod(shape)) * kind.itemsize
-    data = np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)
-    if kind.kind == "bool":
-        data &= 1
-    return data.view(kind.storage).reshape(shape)
-
-
 def test_golden_values() -> None:
     """These must never change: recorded runs hold fingerprints, and a GPU computes the same."""
     assert fingerprint(np.arange(10, dtype=np.float32)) == 0xEFB6AF752F300000
@@ -47,8 +40,7 @@ def test_golden_values() -> None:
     assert fingerprint(np.arange(5, dtype=np.float64)) == 0x8547584448680000
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 33, 1000, 2051])
-@pytest.mark.parametrize("dtype", DTYPES)
+@grid(dtype=DTYPES, count=[0, 1, 2, 3, 4, 5, 33, 1000, 2051], backend=BACKENDS, fixtures=["backend"])
 def test_the_definition(dtype: str, count: int) -> None:
     array = noise(dtype, (count,))
     assert fingerprint(array, dtype) == plain(array.tobytes())
@@ -101,13 +93,15 @@ def cuts(size: int, pieces: list[int]) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "columns"),
-    [([4], []), ([], [6]), ([3], [5]), ([1, 2, 7], [1, 2, 3, 10])],
-    ids=["rows", "columns", "blocks", "odd"],
+@grid(
+    dtype=DTYPES,
+    edges=[([4], []), ([], [6]), ([3], [5]), ([1, 2, 7], [1, 2, 3, 10])],
+    ids={"edges": ["rows", "columns", "blocks", "odd"]},
+    backend=BACKENDS,
+    fixtures=["backend"],
 )
-def test_shards_add_up(dtype: str, rows: list[int], columns: list[int]) -> None:
+def test_shards_add_up(dtype: str, edges: tuple[list[int], list[int]]) -> None:
+    rows, columns = edges
     whole = noise(dtype, (9, 13))
     parts = []
     for row, column in itertools.product(cuts(9, rows), cuts(13, columns)):

@@ -11,9 +11,9 @@ import pytest
 
 import astray.stats
 from astray.stats import DTYPES, Strided, kernels, sample_positions
-
-from .test_fingerprint import noise
-from .test_measure import LAYOUTS
+from pairwise import grid
+from stats.arrays import LAYOUTS, noise
+from stats.backends import BACKENDS
 
 
 def test_the_public_names() -> None:
@@ -56,8 +56,7 @@ def test_samples_are_read_only() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@grid(dtype=DTYPES, layout=LAYOUTS, backend=BACKENDS, fixtures=["backend"])
 def test_pack_and_gather(dtype: str, layout: str) -> None:
     base = noise(dtype, (40, 50))
     array = LAYOUTS[layout](base)

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from astray.records import Statistics
 from astray.stats import DTYPES, ShardPosition, Strided, kernels
-
-from .conftest import decoded, encode
+from pairwise import grid
+from stats.arrays import LAYOUTS, decoded, encode, make
+from stats.backends import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-DTYPE_NAMES = list(DTYPES)
-
-LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "contiguous": lambda a: a,
-    "flat": lambda a: a.reshape(-1),
-    "transposed": lambda a: a.T,
-    "permuted": lambda a: a.reshape(20, -1, 10).transpose(2, 0, 1),
-    "strided": lambda a: a[::2, 1::3],
-    "column": lambda a: a[:, 3],
-    "rows": lambda a: a[5:17],
-    "block": lambda a: a[3:17, 1:-2],
-    "backwards": lambda a: a[::-1, ::-2],
-    "expanded": lambda a: np.broadcast_to(a[0], (7, a.shape[1])),
-    "expanded column": lambda a: np.broadcast_to(a[:, :1], (a.shape[0], 5)),
-    "one": lambda a: a[1:2, 1:2],
-    "scalar": lambda a: a[1:2, 1:2].reshape(()),
-    "empty": lambda a: a[:, :0],
-}
 
 
 def plain(values: np.ndarray) -> Statistics:
@@ -77,36 +58,17 @@ def check(array: np.ndarray, dtype: str, values: np.ndarray | None = None) -> St
     return result
 
 
-def make(dtype: str, shape: tuple[int, ...], seed: int = 0, *, special: bool = False) -> np.ndarray:
-    """Random values that the dtype can hold, some zeros, and on request some that are not finite."""
-    rng = np.random.default_rng(seed)
-    count = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    kind = DTYPES[dtype]
-    if kind.kind == "bool":
-        values = rng.integers(0, 2, count).astype(np.float64)
-    elif kind.kind == "int":
-        values = rng.integers(0 if dtype[0] == "u" else -100, 100, count).astype(np.float64)
-    else:
-        values = rng.standard_normal(count) * 3
-        values[::7] = 0.0
-        values[::11] = -0.0
-        if special:
-            values[rng.random(count) < 0.1] = np.nan
-            values[rng.random(count) < 0.1] = np.inf
-            values[rng.random(count) < 0.1] = -np.inf
-        if dtype == "float8_e8m0fnu":
-            values = np.abs(values)
-    return encode(values, dtype).reshape(shape)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@grid(dtype=DTYPES, layout=LAYOUTS, backend=BACKENDS, fixtures=["backend"])
 def test_every_dtype_in_every_layout(dtype: str, layout: str) -> None:
     check(LAYOUTS[layout](make(dtype, (40, 50))), dtype)
 
 
-@pytest.mark.parametrize("dtype", [name for name in DTYPE_NAMES if DTYPES[name].kind in ("float", "complex")])
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "permuted", "backwards", "expanded column"])
+@grid(
+    dtype=[name for name in DTYPES if DTYPES[name].kind in ("float", "complex")],
+    layout=["contiguous", "transposed", "strided", "permuted", "backwards", "expanded column"],
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_nan_and_infinity_are_counted_and_left_out(dtype: str, layout: str) -> None:
     check(LAYOUTS[layout](make(dtype, (40, 150), special=True)), dtype)
 
@@ -144,8 +106,12 @@ def test_the_first_bad_element_of_a_shard_counts_in_the_whole(dtype: str) -> Non
             assert found.first_bad == (None if first is None else parts * (20 * first[0] + first[1]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 2047, 2048, 2049, 5000, 300_001])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "float8_e5m2"])
+@grid(
+    dtype=["float32", "float64", "float16", "bfloat16", "int32", "uint8", "float8_e5m2"],
+    count=[1, 2, 15, 16, 17, 2047, 2048, 2049, 5000, 300_001],
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_sizes_around_the_lanes_blocks_and_chunks(dtype: str, count: int) -> None:
     check(make(dtype, (count,)), dtype)
 

@@ -4,92 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from astray.stats import DTYPES, Strided, numpy_moments
 from astray.stats import moments as front
 from astray.stats.moments import Moments, moments, powers
-
-from .conftest import decoded, encode, native_kernels
-from .test_measure import LAYOUTS, make
-
-CASES = settings(max_examples=200, deadline=None, derandomize=True, database=None)
-"""The same cases every time, and no file left behind."""
-
-BACKENDS = ["numpy"] if native_kernels is None else ["native", "numpy"]
+from pairwise import grid
+from stats.arrays import LAYOUTS, decoded, encode, make
+from stats.backends import BACKENDS, native_kernels
+from stats.plain_moments import CASES, agree
 
 
 @pytest.fixture(params=BACKENDS, autouse=True, scope="module")
 def backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run every test once with each backend."""
+    if request.param == "native" and native_kernels is None:
+        pytest.skip("the native kernels are not built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(front, "_backend", numpy_moments if request.param == "numpy" else native_kernels._native)
         yield
-
-
-def plain(values: np.ndarray) -> dict[str, Any]:
-    """The definition, in the widest float there is; central sums are of the numbers themselves, without an exponent."""
-    with np.errstate(invalid="ignore"):
-        x = values.reshape(-1).astype(np.longdouble)
-    finite = x[np.isfinite(x)]
-    found: dict[str, Any] = {
-        "count": x.size,
-        "finite": finite.size,
-        "nan": int(np.isnan(x).sum()),
-        "posinf": int((x == math.inf).sum()),
-        "neginf": int((x == -math.inf).sum()),
-        "zeros": int((x == 0).sum()),
-        "sum": finite.sum(),
-        "abssum": np.abs(finite).sum(),
-    }
-    if finite.size:
-        found |= {"min": finite.min(), "max": finite.max(), "mean": finite.mean()}
-        found |= {"absmin": np.abs(finite).min(), "absmax": np.abs(finite).max()}
-        away = finite - finite.mean()
-        away -= away.mean()  # the mean of a million has no more than 64 bits either
-        square = away * away
-        found |= {"m2": square.sum(), "m3": (square * away).sum(), "m4": (square * square).sum()}
-    return found
-
-
-def agree(result: Moments, values: np.ndarray) -> None:
-    """Counts and extremes exactly; sums to 1e-12, of what they are made of where it cancels."""
-    expected = plain(values)
-    for name in ("count", "finite", "nan", "posinf", "neginf", "zeros"):
-        assert getattr(result, name) == expected[name], name
-        assert type(getattr(result, name)) is int, name
-    assert all(type(field) is float for field in result[6:16])
-    if not result.finite:
-        assert all(math.isnan(getattr(result, name)) for name in ("min", "max", "absmin", "absmax", "mean"))
-        assert result[10:12] + result[13:] == (0.0, 0.0, 0.0, 0.0, 0.0, 0)
-        return
-    for name in ("min", "max", "absmin", "absmax"):
-        assert getattr(result, name) == expected[name], name
-    n, unit = result.finite, np.ldexp(np.longdouble(1), result.exponent)
-    close(result.abssum, expected["abssum"], 0.0)
-    close(result.sum, expected["sum"], expected["abssum"])
-    close(result.mean, expected["mean"], expected["abssum"] / n)
-    if result.min == result.max:
-        assert (result.mean, result.m2, result.m3, result.m4) == (result.min, 0.0, 0.0, 0.0)
-        return
-    spread = np.sqrt(expected["m2"] / n)
-    close(result.m2 * unit**2, expected["m2"], 0.0)
-    close(result.m3 * unit**3, expected["m3"], n * spread**3)
-    close(result.m4 * unit**4, expected["m4"], n * spread**4)
-
-
-def close(result: Any, expected: Any, parts: Any) -> None:
-    if np.isinf(result):  # of what it is: to math.isinf all beyond float64 is infinite
-        assert abs(expected) > np.finfo(np.float64).max
-        assert np.sign(expected) == np.sign(result)
-        return
-    assert abs(np.longdouble(result) - expected) <= 1e-12 * max(abs(expected), parts) + 2.0**-1074
 
 
 def check(array: np.ndarray, dtype: str) -> Moments:
@@ -100,8 +38,12 @@ def check(array: np.ndarray, dtype: str) -> Moments:
     return result
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "permuted", "strided", "backwards", "expanded", "scalar", "empty"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@grid(
+    dtype=DTYPES,
+    layout=["contiguous", "permuted", "strided", "backwards", "expanded", "scalar", "empty"],
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_every_dtype_in_every_layout(dtype: str, layout: str) -> None:
     check(LAYOUTS[layout](make(dtype, (40, 50))), dtype)
 
@@ -112,8 +54,12 @@ def test_nan_and_infinity_are_counted_and_left_out(dtype: str, layout: str) -> N
     check(LAYOUTS[layout](make(dtype, (40, 150), special=True)), dtype)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 2047, 2048, 2049, 300_001])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "uint8", "float8_e5m2"])
+@grid(
+    dtype=["float32", "float64", "bfloat16", "int32", "uint8", "float8_e5m2"],
+    count=[0, 1, 2, 7, 8, 9, 2047, 2048, 2049, 300_001],
+    backend=BACKENDS,
+    fixtures=["backend"],
+)
 def test_sizes_around_the_lanes_blocks_and_chunks(dtype: str, count: int) -> None:
     check(make(dtype, (count,)), dtype)
 

@@ -12,8 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from astray.stats import Strided
 from astray.stats.moments import Moments, merge, moments
-
-from .test_moments import CASES, agree
+from stats.plain_moments import CASES, agree
 
 
 def of(values: np.ndarray) -> Moments:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from astray.stats import DTYPES, Strided, kernels
-
-from .test_measure import make
+from stats.arrays import make
 
 
 def everything(native: Any, views: list[Any], dtype: str) -> list[Any]:

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from astray.stats import DTYPES, Strided, kernels, numpy_kernels
-
-from .conftest import encode
-from .test_contrast import nearby, ratio_precision, values
-from .test_measure import LAYOUTS
+from stats.arrays import LAYOUTS, encode, nearby, random_values, ratio_precision
 
 native_kernels = pytest.importorskip(
     "astray.stats.native_kernels", reason="the native kernels are not built", exc_type=ImportError
@@ -30,7 +27,7 @@ def results(dtype: str, count: int) -> list[Any]:
     found: list[Any] = []
     for special in (False, True):
         for offset in (0.0, 1000.0):
-            x = np.abs(values(count, 1, special=special)) + offset
+            x = np.abs(random_values(count, 1, special=special)) + offset
             y = np.abs(nearby(x, 2))
             if DTYPES[dtype].kind in ("int", "bool"):
                 x, y = (np.nan_to_num(v, posinf=1, neginf=0) % 100 for v in (x, y))
@@ -55,7 +52,7 @@ def test_every_instruction_set_gives_the_same_bits(native: Any, dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "int64"])
 def test_threads_do_not_change_a_bit(native: Any, dtype: str) -> None:
-    x = np.abs(values(3_000_000, 1, special=True))
+    x = np.abs(random_values(3_000_000, 1, special=True))
     y = np.abs(nearby(x, 2))
     if DTYPES[dtype].kind == "int":
         x, y = (np.nan_to_num(v, posinf=1, neginf=0) for v in (x, y))

@@ -9,9 +9,7 @@ import pytest
 
 from astray.stats import DTYPES, Strided, kernels
 from astray.stats.kernels import Slices
-
-from .conftest import decoded, encode
-from .test_measure import LAYOUTS
+from stats.arrays import LAYOUTS, decoded, encode
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -13,37 +13,13 @@ import numpy as np
 import pytest
 
 import astray.store
-from astray.records import Call, Statistics, Tensor
 from astray.store import RunData, RunInfo, RunWriter, open_run
+from row_fixtures import call, info, make_call, make_tensor, tensor
+
+__all__ = ["call", "info", "tensor"]
 
 SOURCE = Path(astray.store.__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "writing" / "programs"
-
-
-def make_call(seq: int = 0, **fields: Any) -> Call:
-    plain = Call(seq, seq // 4, 0, "module", f"layers.{seq % 4}", "Linear", 0, "forward")
-    return plain._replace(**fields)
-
-
-def make_tensor(seq: int = 0, **fields: Any) -> Tensor:
-    statistics = Statistics(-1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1, 0, 0, 6)
-    plain = Tensor(seq, "output", "0", "float32", (2, 3), (3, 1), "cpu", False, statistics, 2**64 - 1 - seq)
-    return plain._replace(**fields)
-
-
-@pytest.fixture
-def call() -> Callable[..., Call]:
-    return make_call
-
-
-@pytest.fixture
-def tensor() -> Callable[..., Tensor]:
-    return make_tensor
-
-
-@pytest.fixture
-def info() -> RunInfo:
-    return RunInfo.here(framework="torch", versions={"torch": "2.13"}, seed=7)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def window(one_window: Window) -> Iterator[Window]:
 
 class Served(NamedTuple):
     address: str  # with the token
-    desk: Any
+    workspace: Any
     server: Any
 
 
@@ -157,12 +157,12 @@ def serve(*runs: Path) -> Iterator[Served]:
     from astray.web.server import address, application, listen, server_of
     from astray.web.workspace import Workspace
 
-    desk, keyring = Workspace(RunList(runs)), AccessToken()
+    workspace, access_token = Workspace(RunList(runs)), AccessToken()
     with listen("127.0.0.1", 0) as bound:
-        server = server_of(application(desk, read_page(), keyring))
+        server = server_of(application(workspace, read_page(), access_token))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
-        yield Served(f"{address(bound, '127.0.0.1')}?token={keyring.token}", desk, server)
+        yield Served(f"{address(bound, '127.0.0.1')}?token={access_token.token}", workspace, server)
         server.should_exit = True
         thread.join()
 
@@ -171,7 +171,7 @@ def serve(*runs: Path) -> Iterator[Served]:
 def served(trained: Runs) -> Iterator[Served]:
     """The comparison of the good run with the bad one."""
     with serve(*trained) as one:
-        one.desk.look("0", "1", {}).wait()
+        one.workspace.open("0", "1", {}).wait()
         yield one
 
 

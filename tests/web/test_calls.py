@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from astray.comparison.comparison import compare
-from astray.web.calls import calls_of_pairs
+from astray.web.columns import calls_of_pairs
 from astray.web.views import RunView
 from page_documents import program_comparison
 from record_builders import Builder, linear_program

@@ -13,8 +13,8 @@ from astray.comparison.measure.kept_values import ALL, KeptSelection
 from astray.errors import RunError
 from astray.stats import dtypes
 from astray.store import open_run
-from astray.web.contrasting import contrast
 from astray.web.elements import BLOCK, Elements, blocks
+from astray.web.pair_values import compare_values
 from record_builders import Builder
 
 
@@ -114,7 +114,7 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path):
     sides = [Elements(array, "float32", shape, ALL) for array in arrays]
     tracemalloc.start()
     try:
-        found = contrast(*sides)
+        found = compare_values(*sides)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -39,13 +39,13 @@ def fresh(window: Any, served: Any) -> Any:
 @pytest.fixture
 def pairs(served: Any) -> Any:
     """The table that the page shows, as Python has it."""
-    return served.desk.shown.view.pairs
+    return served.workspace.shown.view.pairs
 
 
 @pytest.fixture
 def first(served: Any) -> int:
     """The row of the first divergence."""
-    return int(json.loads(served.desk.shown.overview)["first"]["row"])
+    return int(json.loads(served.workspace.shown.overview)["first"]["row"])
 
 
 def test_from_the_headline_to_the_worst_element(tab: Any, window: Any, first: int) -> None:
@@ -77,7 +77,7 @@ def test_the_timeline_leads_to_the_call(tab: Any) -> None:
 
 
 def test_previous_and_next_cross_the_border_of_a_step(tab: Any, served: Any) -> None:
-    view = served.desk.shown.view
+    view = served.workspace.shown.view
     steps, calls = view.pairs.numbers("step"), view.calls
     border = next(at for at in range(len(calls.first)) if steps[calls.first[at]] == 1)
     tab.evaluate(f"location.hash = '#/pair/{calls.first[border - 1]}'")
@@ -280,11 +280,11 @@ def test_a_server_that_is_gone_is_told_of(fresh: Any, window: Any) -> None:
 
 
 def test_a_tab_that_shows_an_older_comparison_says_so(fresh: Any, served: Any) -> None:
-    served.desk.look("0", None, {}).wait()  # as another tab would
+    served.workspace.open("0", None, {}).wait()  # as another tab would
     fresh.locator(".grid [data-row]").first.click()
     fresh.wait_for_selector(".detail .state-error")
     assert "Something else has been compared since" in fresh.inner_text(".detail .state-error")
-    served.desk.look("0", "1", {}).wait()
+    served.workspace.open("0", "1", {}).wait()
 
 
 def test_two_runs_are_chosen_in_the_page(fresh: Any, window: Any, served: Any) -> None:
@@ -306,9 +306,9 @@ def test_two_runs_are_chosen_in_the_page(fresh: Any, window: Any, served: Any) -
     fresh.fill("input[name=steps]", "")
     fresh.click("button[type=submit]")
     fresh.wait_for_selector(".headline-bad")  # each step is held against the one before
-    session = served.desk.session()
+    session = served.workspace.session()
     assert (session["noise"], session["options"]) == ("0", {"offset": 1})
-    served.desk.look("0", "1", {}).wait()
+    served.workspace.open("0", "1", {}).wait()
     window.complaints.clear()  # the browser tells of the refused request
 
 
@@ -323,7 +323,7 @@ def test_one_run_alone(fresh: Any, window: Any, served: Any) -> None:
     detail = fresh.locator("[data-test=detail]")
     assert "NaN or infinity at step 2" in detail.inner_text()
     assert fresh.locator(".tree .tag").inner_text() == "first"
-    served.desk.look("0", "1", {}).wait()
+    served.workspace.open("0", "1", {}).wait()
 
 
 def test_progress_is_shown_and_can_be_stopped(fresh: Any) -> None:

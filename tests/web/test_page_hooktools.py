@@ -39,7 +39,7 @@ def trace(log_dir: Path, off: float, broken: float) -> Path:
 def shown(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     home = tmp_path_factory.mktemp("dumps")
     with serving(trace(home / "good", 0.0, 1.0), trace(home / "bad", 0.01, math.nan)) as served:
-        served.desk.look("0", "1", {}).wait()
+        served.workspace.open("0", "1", {}).wait()
         yield served
 
 
@@ -58,7 +58,7 @@ def shows(window: Any, count: int, total: int) -> None:
 
 
 def test_an_epoch_is_chosen_by_its_own_number(tab: Any, window: Any, shown: Any) -> None:
-    pairs = shown.desk.shown.view.comparison.pairs
+    pairs = shown.workspace.shown.view.comparison.pairs
     tab.get_by_label("epoch").select_option("1")
     shows(window, int(np.sum(pairs.numbers("step") >= 3)), len(pairs))
     cells = tab.eval_on_selector_all(".grid [data-row] > :nth-child(2)", "all => all.map(x => x.textContent)")
@@ -73,7 +73,7 @@ def test_an_epoch_is_chosen_by_its_own_number(tab: Any, window: Any, shown: Any)
 def test_rows_beyond_a_threshold_of_the_chosen_metric(
     tab: Any, window: Any, shown: Any, metric: str, column: str, least: float
 ) -> None:
-    pairs = shown.desk.shown.view.comparison.pairs
+    pairs = shown.workspace.shown.view.comparison.pairs
     broken = np.array(pairs["verdict"].tolist()) == "non-finite"
     beyond = (pairs.numbers(column) >= least) | broken
     assert 0 < np.sum(beyond & ~broken) < len(pairs) // 2
@@ -87,7 +87,7 @@ def test_rows_beyond_a_threshold_of_the_chosen_metric(
 
 
 def test_a_cosine_is_a_similarity_and_nan_passes_every_threshold(tab: Any, window: Any, shown: Any) -> None:
-    pairs = shown.desk.shown.view.comparison.pairs
+    pairs = shown.workspace.shown.view.comparison.pairs
     broken = np.array(pairs["verdict"].tolist()) == "non-finite"
     assert broken.any()
     tab.get_by_label("Metric").select_option(label="cosine")

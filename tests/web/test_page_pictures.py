@@ -72,7 +72,7 @@ def test_the_comparison(sharp: tuple[Any, Snap], demo: Path) -> None:
 def test_one_run(sharp: tuple[Any, Snap], demo: Path, serving: Any) -> None:
     tab, snap = sharp
     with serving(demo / "infinite") as served:
-        served.desk.look("0", None, {}).wait()
+        served.workspace.open("0", None, {}).wait()
         tab.goto(served.address)
         tab.click("h1 button")
         tab.wait_for_selector("[data-test=lines] canvas")

@@ -30,25 +30,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_runs_that_are_named(folder: Path):
-    shelf = RunList([str(folder / "b"), folder / "a"])
-    assert shelf.given == ["0", "1"]
-    assert [shelf.path(number).name for number in shelf.given] == ["b", "a"]
-    assert shelf.open("1").path == folder / "a"
+    run_list = RunList([str(folder / "b"), folder / "a"])
+    assert run_list.named == ["0", "1"]
+    assert [run_list.path(number).name for number in run_list.named] == ["b", "a"]
+    assert run_list.open("1").path == folder / "a"
 
 
 def test_runs_in_a_folder_that_is_named(folder: Path):
-    shelf = RunList([folder])
-    assert shelf.given == []
-    assert [document["label"] for document in shelf.documents()] == ["a", "b", "c"]
-    assert not any(document["open"] for document in shelf.documents())
-    assert shelf.document("2")["open"] is True
-    assert [document["open"] for document in shelf.documents()] == [False, False, True]
+    run_list = RunList([folder])
+    assert run_list.named == []
+    assert [document["label"] for document in run_list.documents()] == ["a", "b", "c"]
+    assert not any(document["open"] for document in run_list.documents())
+    assert run_list.document("2")["open"] is True
+    assert [document["open"] for document in run_list.documents()] == [False, False, True]
 
 
 @pytest.mark.parametrize("number", ["9", "-1", "", "../secret", "/etc/passwd", "0/../1", "a" * 5000])
 def test_nothing_else_can_be_named(folder: Path, number: str):
-    shelf = RunList([folder / "a"])
-    for ask in (shelf.path, shelf.open, shelf.document):
+    run_list = RunList([folder / "a"])
+    for ask in (run_list.path, run_list.open, run_list.document):
         with pytest.raises(UsageError) as caught:
             ask(number)
         assert len(str(caught.value)) < 100
@@ -62,8 +62,8 @@ def test_what_is_no_run_is_said_at_once(folder: Path):
 
 
 def test_a_run_in_a_folder_that_cannot_be_read_says_so(folder: Path):
-    shelf = RunList([folder])
+    run_list = RunList([folder])
     (folder / "a" / "run.json").write_text("{")
-    found = shelf.document("0")
+    found = run_list.document("0")
     assert found["open"] is False
     assert "run.json" in found["problems"][0]

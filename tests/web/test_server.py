@@ -23,8 +23,8 @@ from astray.errors import UsageError
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
-from astray.web import connections
-from astray.web import workspace as desks
+from astray.web import safety
+from astray.web import workspace as workspace_module
 from astray.web.detail import detail_of
 from astray.web.index import PageAssets
 from astray.web.overview import overview_of
@@ -53,12 +53,12 @@ class Answer(NamedTuple):
 class Client:
     """A server in a thread, and somebody who asks it."""
 
-    def __init__(self, desk: Workspace) -> None:
-        self.desk = desk
-        self.keyring = AccessToken()
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.access_token = AccessToken()
         self.socket = listen("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
-        self._server = server_of(application(desk, PAGE, self.keyring))
+        self._server = server_of(application(workspace, PAGE, self.access_token))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self._thread.start()
 
@@ -78,7 +78,7 @@ class Client:
         asked = {"Host": f"127.0.0.1:{self.port}", **(headers or {})}
         if cookie is not None:
             asked["Cookie"] = (
-                f"other={{[]}}; x; {self.keyring.name}={self.keyring.token if cookie == 'right' else cookie}"
+                f"other={{[]}}; x; {self.access_token.name}={self.access_token.token if cookie == 'right' else cookie}"
             )
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
@@ -106,7 +106,7 @@ class Client:
 def client(trained: Any) -> Iterator[Client]:
     """The comparison of two runs of three that were given."""
     found = Client(Workspace(RunList(trained)))
-    found.desk.look("0", "1", {}).wait(60)
+    found.workspace.open("0", "1", {}).wait(60)
     yield found
     found.close()
 
@@ -123,16 +123,16 @@ def choosing(trained: Any) -> Iterator[Client]:
 
 
 def test_the_token_becomes_a_cookie_and_leaves_the_address(client: Client):
-    answer = client.ask(f"/?token={client.keyring.token}", cookie=None)
+    answer = client.ask(f"/?token={client.access_token.token}", cookie=None)
     assert (answer.status, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
-    assert cookie.startswith(f"{client.keyring.name}={client.keyring.token};")
+    assert cookie.startswith(f"{client.access_token.name}={client.access_token.token};")
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
     page = client.ask("/")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
-    assert client.keyring.token.encode() not in page.body
+    assert client.access_token.token.encode() not in page.body
     assert b"<script>" not in page.body  # no script but the one of its own file
 
 
@@ -262,7 +262,7 @@ def test_a_long_comparison_tells_how_far_it_is_and_can_be_stopped(choosing: Clie
 
         return compare(*runs, progress=told, **rest)
 
-    monkeypatch.setattr(desks, "compare", slowly)
+    monkeypatch.setattr(workspace_module, "compare", slowly)
     choosing.post("/api/compare", {"reference": "2", "candidate": "0"})
     assert far.wait(20)
     job = choosing.ask("/api/session").document["job"]
@@ -307,7 +307,7 @@ def test_nothing_without_the_token(client: Client, cookie: str | None):
     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "[::1", "10.0.0.1", "a b"],
 )
 def test_nothing_under_another_name(client: Client, host: str):
-    for path in (*PATHS, "/", f"/?token={client.keyring.token}"):
+    for path in (*PATHS, "/", f"/?token={client.access_token.token}"):
         assert client.ask(path, headers={"Host": host}).status in (400, 403), path
 
 
@@ -356,7 +356,8 @@ def test_requests_have_a_size(client: Client):
     assert client.ask(f"/api/export.csv?filter={'x' * 10_000}").status == 414
     assert client.ask(f"/api/run/{'0' * 2000}").status == 414
     chunks = b"".join(b"4000\r\n" + b" " * 0x4000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
-    head = f"POST /api/compare HTTP/1.1\r\nHost: localhost\r\nCookie: {client.keyring.name}={client.keyring.token}\r\n"
+    cookie = f"{client.access_token.name}={client.access_token.token}"
+    head = f"POST /api/compare HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n"
     head += "Content-Type: application/json\r\nX-Astray: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", client.port), 20) as raw:
         raw.sendall(head.encode() + chunks)
@@ -394,7 +395,7 @@ def test_hostile_names_are_only_ever_json(tmp_path: Path):
             writer.tensor(Tensor(number, "output", name, "float32", (3,), (1,), "cpu", False, *measure(memory)), array)
     hostile = Client(Workspace(RunList([tmp_path / "run"])))
     try:
-        hostile.desk.look("0", None, {}).wait(20)
+        hostile.workspace.open("0", None, {}).wait(20)
         for row, name in enumerate(HOSTILE):
             answer = hostile.ask(f"/api/pair/{row}")
             assert answer.headers["content-type"] == "application/json"
@@ -452,7 +453,7 @@ def test_idle_connections_keep_nobody_out(client: Client, said: bytes) -> None:
 
 def test_connections_that_read_nothing_keep_nobody_out(client: Client) -> None:
     head = f"GET /api/columns HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
-    head += f"Cookie: {client.keyring.name}={client.keyring.token}\r\n\r\n"
+    head += f"Cookie: {client.access_token.name}={client.access_token.token}\r\n\r\n"
     slow = []
     for _ in range(300):
         one = socket.create_connection(("127.0.0.1", client.port), timeout=60)
@@ -465,7 +466,7 @@ def test_connections_that_read_nothing_keep_nobody_out(client: Client) -> None:
 
 
 def test_a_connection_that_asks_nothing_is_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.2)
+    monkeypatch.setattr(safety, "REQUEST_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", client.port), timeout=60) as one:
         one.sendall(b"GET / HTTP/1.1\r\n")
         with contextlib.suppress(ConnectionResetError):
@@ -474,4 +475,4 @@ def test_a_connection_that_asks_nothing_is_closed(client: Client, monkeypatch: p
 
 def test_few_files_leave_room_for_what_the_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
-    assert connections.most_open() == 50
+    assert safety.most_open() == 50

@@ -1,4 +1,4 @@
-// Which two runs are compared, and how; or which one is looked at.
+// The form that chooses two runs to compare, with options; or one run to look at.
 
 import { useState } from "preact/hooks";
 import type { Session } from "../documents";
@@ -11,7 +11,7 @@ interface Field {
   readonly label: string;
   readonly help: string;
   readonly placeholder?: string;
-  /** What there is to choose from; the first is what happens when nothing is said. */
+  /** The choices; the first is the default. */
   readonly among?: readonly string[];
 }
 
@@ -57,10 +57,10 @@ const FIELDS: readonly Field[] = [
   { name: "offset", label: "step offset", placeholder: "0", help: "Added to the candidate's step numbers" },
 ];
 
-/** What goes with a run that is looked at alone. */
+/** The options of a run that is looked at alone. */
 const ALONE = { candidate: null, noise: null, options: {} };
 
-/** A whole number as such; what is none stays as it was typed, and the server says so. */
+/** A whole number as a number; any other text as it was typed, which the server refuses. */
 function whole(value: unknown): unknown {
   return /^\s*[+-]?\d+\s*$/.test(String(value)) ? Number(value) : value;
 }

@@ -1,5 +1,5 @@
 // Everything about one row: both sides' statistics, metrics, histograms, worst elements, where the error sits, the
-// line of the program, and the ways onward: previous and next call, who made the tensor and who takes it.
+// line of the program, and links: previous and next call, the calls that made the tensor and those that use it.
 
 import { useMemo } from "preact/hooks";
 import type { Data } from "../data";

@@ -1,4 +1,4 @@
-// What the table is narrowed down to. Every field is part of the address.
+// The filters of the table. Every field is part of the address.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Data } from "../data";
@@ -144,12 +144,12 @@ interface TypedProps {
   onChange: (value: string) => void;
 }
 
-/** A field that says what was typed once the fingers rest: filtering 200,000 rows at every letter would stutter. */
+/** A debounced text field: filtering 200,000 rows at every letter would stutter. */
 function Typed({ value, onChange, label, ...rest }: TypedProps) {
   const [text, setText] = useState(value);
   const waiting = useRef(0);
   const said = useRef(value);
-  // What was said comes back as the value, perhaps when more has been typed: only another one is taken over.
+  // The reported text comes back as the value, perhaps after more was typed: only a different value replaces it.
   useEffect(() => {
     if (value === said.current) return;
     clearTimeout(waiting.current);

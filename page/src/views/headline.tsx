@@ -1,4 +1,4 @@
-// The answer, first of all: what went wrong first, why we think so, and where in the program it is.
+// The answer: what went wrong first, the evidence, and the line of the program.
 
 import type { Data } from "../data";
 import type { Suspect } from "../documents";
@@ -17,7 +17,7 @@ type Tone = "good" | "partial" | "bad";
 
 const SIGNS: Record<Tone, string> = { good: "✓", partial: "≈", bad: "✗" };
 
-/** Whether all is well, something is wrong, or nothing is but not all could be looked at. */
+/** Whether all agrees, something is wrong, or nothing is wrong but not all could be compared. */
 function toneOf({ comparing, overview }: Data): Tone {
   if (comparing) return overview.agree ? "good" : overview.first ? "bad" : "partial";
   return overview.alarms?.length ? "bad" : overview.notes?.length ? "partial" : "good";
@@ -126,7 +126,7 @@ function More({ data, go }: { data: Data; go: Go }) {
   );
 }
 
-/** The most surprising calls. Where nothing diverged the first of them is said at once. */
+/** The most surprising calls. Where nothing diverged the first of them is always shown. */
 function Suspects({ suspects, brief, go }: { suspects: Suspect[]; brief: boolean; go: Go }) {
   if (!suspects.length) return null;
   const said = brief ? suspects[0]! : null;

@@ -1,4 +1,4 @@
-// The columns of the table: what each is called, how wide it is, and what stands in its cells.
+// The columns of the table: their names, widths and cells.
 
 import type { ComponentChildren } from "preact";
 import type { Data } from "../data";
@@ -16,7 +16,7 @@ export interface Head {
   readonly help?: string;
   /** In pixels. */
   readonly width: number;
-  /** Its share of the room that is left; where there is too little, it gives way. */
+  /** Its share of the remaining width; where there is too little, it shrinks. */
   readonly share?: number;
   /** It may be as wide as this. */
   readonly most?: number;
@@ -27,7 +27,7 @@ export interface Head {
   readonly tip?: (row: number) => string;
 }
 
-/** `counts` is how many wrong rows each row stands for, if only conclusions are shown; `metric` what they are off by. */
+/** `counts`: how many wrong rows each row represents, if only conclusions are shown; `metric`: the chosen metric. */
 export function heads({ table, marks, comparing }: Data, counts: Map<number, number> | null, metric: string): Head[] {
   const several = severalOf(table);
   const chosen = metricOf(table, metric);
@@ -196,7 +196,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
 /** Metrics that have a column of their own below. */
 const SHOWN = ["error", "cosine", "max_abs", "relative_l2"];
 
-/** The chosen metric before all others, set off, and never left out. */
+/** The chosen metric comes first, is highlighted, and is never left out. */
 function chosenFirst(columns: readonly Head[], name: string): Head[] {
   const chosen = columns.find((head) => head.name === name);
   if (!chosen) return [...columns];
@@ -224,7 +224,7 @@ function Site({ data, row }: { data: Pick<Data, "table">; row: number }) {
 }
 
 const [GAP, EDGES, BAR] = [12, 16, 15]; // pixels: between columns, beside them, and for a scroll bar
-const NARROWEST = 64; // of a column that gives way
+const NARROWEST = 64; // least width of a column that shrinks
 
 /** The columns that there is room for. */
 export function fitting(columns: readonly Head[], room: number): Head[] {
@@ -235,7 +235,7 @@ export function fitting(columns: readonly Head[], room: number): Head[] {
   return columns.filter(({ spare }) => spare === undefined);
 }
 
-/** Widths as a grid has them: what is left is shared, and so is what is lacking. */
+/** Column widths of the grid: surplus and lack of width are shared. */
 export function template(columns: readonly Head[], room: number): string {
   const tight = needed(columns) > room;
   return columns

@@ -1,4 +1,4 @@
-// Where in the tensor the error sits: the mean difference over all axes but two, on a logarithmic scale of colours.
+// Where in the tensor the error is: the mean difference over all axes but two, on a logarithmic scale of colours.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Heat, HeatView } from "../documents";
@@ -38,7 +38,7 @@ function Map({ view, heat, of }: { view: HeatView; heat: Heat; of: string }) {
   const values = view.values.map((value) => (value === "inf" ? Infinity : typeof value === "number" ? value : null));
   const finite = values.filter((value): value is number => value !== null && Number.isFinite(value));
   const high = Math.max(...finite, -300);
-  const low = Math.max(Math.min(...finite, high), high - 6); // six decades are enough to see where it sits
+  const low = Math.max(Math.min(...finite, high), high - 6); // six decades are enough to see where it is
 
   useEffect(() => {
     const element = canvas.current!;

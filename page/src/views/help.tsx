@@ -1,4 +1,4 @@
-// Keys and marks, for who asks.
+// The help: keys and marks.
 
 import { useEffect, useRef } from "preact/hooks";
 import type { Data } from "../data";

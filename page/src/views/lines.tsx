@@ -1,4 +1,4 @@
-// Lines over steps: of a comparison the error beside what can be explained, of a run the statistics. A click goes to that step.
+// Lines over steps: the error and what can be explained in a comparison, the statistics of a run. A click goes to that step.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";

@@ -1,4 +1,4 @@
-// The sign of a mark: a shape of its own in a colour of its own.
+// The icon of a mark: each has its own shape and colour.
 
 import type { JSX } from "preact";
 import type { Mark } from "../marks";
@@ -33,7 +33,7 @@ export function Sign({ mark, title }: { mark: Mark; title?: string }) {
   );
 }
 
-/** The sign with its word. */
+/** The icon with its word. */
 export function Verdict({ mark }: { mark: Mark }) {
   return (
     <span class={`verdict look-${mark.look}`}>

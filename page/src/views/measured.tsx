@@ -1,4 +1,4 @@
-// What was measured of a row: statistics of both sides, metrics between them, the worst elements, where the error sits,
+// The measurements of a row: statistics of both sides, metrics between them, the worst elements, heat maps,
 // histograms.
 
 import type { Data } from "../data";
@@ -119,7 +119,7 @@ function Worst({ pair, comparing, both }: { pair: Pair; comparing: boolean; both
   );
 }
 
-/** What is left where there is no detail: the cells of the table. */
+/** The cells of the table, where there is no detail. */
 export function FromTable({ data, row }: { data: Data; row: number }) {
   const { table } = data;
   const names = ["error", "surprise", "deviation", "limit", "given", "cosine", "max_abs", "relative_l2"].filter(

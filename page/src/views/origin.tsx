@@ -1,5 +1,5 @@
-// Where a row comes from and where it goes: the calls that made and take the tensor, the line of the program, the
-// arguments of the call.
+// The origin and the uses of a row's tensor: the calls that made it and use it, the line of the program, the arguments
+// of the call.
 
 import type { Pair, Pointer } from "../documents";
 import type { Go } from "../route";

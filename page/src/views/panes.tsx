@@ -1,11 +1,11 @@
-// Small pieces that several views are made of: states, sections, code, lists that draw only what is seen.
+// Small components of several views: states, sections, code, lists that render only visible rows.
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Where } from "../documents";
 import { atRow, type Go } from "../route";
 
-/** What is drawn where there is nothing else: while waiting, when something failed, when there are no rows. */
+/** The placeholder of an empty view: while loading, after a failure, without rows. */
 export function State({
   kind,
   title,
@@ -58,7 +58,7 @@ export function Line({ where }: { where: Where }) {
   );
 }
 
-/** A sentence about a row that leads there; only a sentence, if the table has no such row. */
+/** A sentence that links to a row; plain text, if the table has no such row. */
 export function Jump({ row, sentence, go }: { row: number | null; sentence: string; go: Go }) {
   if (row === null) return <span>{sentence}</span>;
   return (
@@ -86,28 +86,28 @@ export function Choice<T extends string>(props: {
   );
 }
 
-// Browsers cannot lay out elements of more than some ten million pixels: beyond, the scroll bar is a scale.
+// Browsers cannot lay out elements of more than some ten million pixels: for longer lists the scroll bar is scaled.
 const TALLEST = 8_000_000;
 
 interface ListProps {
   count: number;
   height: number; // of a row, in pixels
-  /** This one is brought into sight when it changes; −1 is none. */
+  /** The row that is scrolled into view when it changes; −1 is none. */
   chosen: number;
-  /** This one is in sight at first, if none is chosen. */
+  /** The row that is visible at first, if none is chosen. */
   begin?: number;
-  /** When this is another one, so is the list: it is shown from its top. */
+  /** Identifies the list: when it changes, the list is scrolled to its top. */
   list?: unknown;
   class?: string;
   label: string;
   role?: "rowgroup" | "tree";
-  /** What stays at the top. */
+  /** The header, which stays at the top. */
   head?: ComponentChildren;
   headHeight?: number;
   draw: (index: number, top: number) => ComponentChildren;
 }
 
-/** A list of any length of which only what is seen is in the document. */
+/** A list of any length of which only the visible rows are in the document. */
 export function VirtualList({
   count,
   height,
@@ -145,7 +145,7 @@ export function VirtualList({
     const top = (index * height) / scale;
     const seen = top >= element.scrollTop && top + height <= element.scrollTop + element.clientHeight - headHeight;
     if (index < 0 || seen) return;
-    // To the middle, and so that a whole row is the first.
+    // To the middle, aligned to a row.
     const above = Math.floor((element.clientHeight - headHeight) / height / 2);
     element.scrollTop = (Math.max(0, index - above) * height) / scale;
   };

@@ -1,4 +1,4 @@
-// A run to choose, with what is known of it.
+// A run in the form, with its facts.
 
 import { useEffect, useState } from "preact/hooks";
 import type { RunFacts } from "../documents";
@@ -15,7 +15,7 @@ interface RunPickProps {
   onPick: (id: string) => void;
 }
 
-/** A run among others: by its folder's name, or where several have it by its path. */
+/** The label of a run: its folder's name, or its path where several have that name. */
 export function nameOf({ label, path }: RunFacts, runs: readonly RunFacts[]): string {
   return runs.filter((other) => other.label === label).length > 1 ? path : label;
 }
@@ -28,7 +28,7 @@ export function RunPick({ title, help, none, runs, source, value, onPick }: RunP
     if (!listed || listed.open !== false || read[value]) return;
     source.run?.(value).then(
       (found) => setRead((held) => ({ ...held, [value]: found })),
-      () => undefined, // then its path is all that is told
+      () => undefined, // then only its path is shown
     );
   }, [value]);
   return (

@@ -1,11 +1,11 @@
-// How far a comparison has got.
+// The progress of a comparison.
 
 import { useEffect, useState } from "preact/hooks";
 import type { Job } from "../documents";
 import { counted } from "../numbers";
 import type { Source } from "../source";
 
-/** How far the comparison has got, with a way to stop it; and how it ended, if not well. */
+/** The progress of the comparison, with a button to stop it; and the error that ended it, if any. */
 export function Progress({ job, source }: { job: Job; source: Source }) {
   const [stopping, setStopping] = useState(false);
   useEffect(() => setStopping(false), [job.state]);

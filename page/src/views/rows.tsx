@@ -1,4 +1,4 @@
-// The table of all rows. Only the rows that are seen are in the document, so that it may have millions.
+// The table of all rows. Only the visible rows are in the document, so that it may have millions.
 
 import { useMemo, useRef } from "preact/hooks";
 import type { Data } from "../data";

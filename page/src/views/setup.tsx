@@ -1,11 +1,11 @@
-// What was set differently in the two runs: said before anything else, and as a table for who wants all of it.
+// What was set differently in the two runs: the first differences at the top, and a table of all.
 
 import type { Setting } from "../documents";
 import { plural } from "../numbers";
 import type { Go } from "../route";
 import { Jump } from "./panes";
 
-/** How many are said at once; the table has them all. */
+/** How many are shown at once; the table has all. */
 const FEW = 5;
 
 export function SetDifferently({ settings, go }: { settings: Setting[]; go: Go }) {

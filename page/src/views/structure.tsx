@@ -1,4 +1,4 @@
-// The arguments of a call, nested as they were given; deep or long ones are folded.
+// The arguments of a call, nested as in the program; deep or long ones are folded.
 
 import type { ComponentChildren } from "preact";
 import { short } from "../numbers";

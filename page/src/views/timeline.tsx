@@ -1,4 +1,4 @@
-// Error over execution order: steps downwards, calls to the right. Pointing says which call it is, a click goes there.
+// Error over execution order: steps downwards, calls to the right. A tooltip names the call, a click goes there.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Data } from "../data";
@@ -128,7 +128,7 @@ function Scale({ low, high }: { low: number; high: number }) {
   );
 }
 
-/** Which calls have a row in the table as it is filtered; null if all have, or if each stands for many. */
+/** Which calls have a row in the table as it is filtered; null if all have, or if each row represents many. */
 function callsIn(selection: Selection, data: Data): Uint8Array | null {
   if (selection.rows.length === data.table.rows || selection.counts) return null;
   const shown = new Uint8Array(data.calls.count);

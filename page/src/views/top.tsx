@@ -1,4 +1,4 @@
-// The bar at the top: which runs these are, what can be done with them, and how the page looks.
+// The bar at the top: the runs, the actions on them, and the theme.
 
 import { useState } from "preact/hooks";
 import { csvOf, download } from "../csv";
@@ -100,7 +100,7 @@ function RunName({ run, title }: { run: RunFacts; title: string }) {
   );
 }
 
-/** What the table shows, as a file. A server writes all columns, a report those that it has. */
+/** The export of the table. A server writes all columns, a one-file report those that it has. */
 function Exports({ data, selection, view }: { data: Data; selection: Selection; view: View }) {
   const { source, table, comparing } = data;
   if (source.exportAddress && comparing) {

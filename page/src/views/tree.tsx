@@ -23,7 +23,7 @@ export function ModuleTree({ data, view, go }: Props) {
   const [open, setOpen] = useState<ReadonlySet<string>>(() => opened(data));
   const current = view.row !== null && view.row < table.rows ? (table.word("site", view.row) ?? "") : view.site;
 
-  // What is looked at elsewhere is unfolded here.
+  // The site shown elsewhere is unfolded here.
   useEffect(() => {
     if (current) setOpen((held) => new Set([...held, ...lineage(tree, current).slice(1)]));
   }, [current, tree]);

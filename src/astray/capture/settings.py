@@ -1,7 +1,7 @@
 """What to record: the one schema behind keyword arguments, YAML, JSON, TOML and the command line.
 
 Every setting has a check, which turns what a user wrote into its value or into a RecordError that says what would be
-right. All run once, before anything is touched. docs/recording.md explains each setting with examples.
+right. All run once, before anything is touched. docs/reference/settings.md explains each setting with examples.
 """
 
 from __future__ import annotations

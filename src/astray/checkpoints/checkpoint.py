@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.open_files import Files
 from astray.checkpoints.stored_tensor import (
     BLOCK_BYTES,
     CheckpointContents,
+    Files,
     Stored,
     TensorSpec,
     Unread,

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import Made, read_pickle
 from astray.checkpoints.stored_tensor import (
     CheckpointContents,
+    Files,
     Stored,
     StoredBox,
     TensorSpec,

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from astray.checkpoints import distributed
 from astray.checkpoints.checkpoint import Checkpoint
-from astray.checkpoints.open_files import Files
 from astray.checkpoints.safetensors_files import open_safetensors
-from astray.checkpoints.stored_tensor import CheckpointContents, Stored, printable
+from astray.checkpoints.stored_tensor import CheckpointContents, Files, Stored, printable
 from astray.checkpoints.torch_files import open_legacy, open_zip
 from astray.errors import CheckpointError
 from astray.wording import counted

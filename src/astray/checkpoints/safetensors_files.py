@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import CheckpointContents, Stored, TensorSpec, Unread, is_shape, printable
+from astray.checkpoints.stored_tensor import CheckpointContents, Files, Stored, TensorSpec, Unread, is_shape, printable
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 

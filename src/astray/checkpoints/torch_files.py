@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import read_pickle
-from astray.checkpoints.stored_tensor import CheckpointContents, Stored, StoredBox, TensorSpec, Unread
+from astray.checkpoints.stored_tensor import CheckpointContents, Files, Stored, StoredBox, TensorSpec, Unread
 from astray.checkpoints.torch_objects import Storage, StorageView, find_tensors, is_size
 from astray.errors import CheckpointError
 

@@ -1,8 +1,8 @@
 """The command line: one module per command, each with `add` (its options) and `main` (its work).
 
-program.py runs a script for run.py and check.py, settings.py has the options of a recording. Commands load what they
-need when they run, so `astray --help` is quick and `astray run` changes nothing about the order in which the user's
-script imports things.
+program.py runs a script for run.py and check.py, and has the options of a recording. Commands import what they need
+when they run, so `astray --help` is quick and `astray run` does not change the order in which the user's script
+imports things.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from astray.process import reason
 from astray.wording import printable
 
 _NO_THREAD = "can't start new thread"  # as Python says it
-_LESS = "Give it less, such as some of the steps (--steps) or ranks, or more memory (`ulimit -v`, or the container's)."
+_MEMORY_ADVICE = (
+    "Give it less, such as some of the steps (--steps) or ranks, or more memory (`ulimit -v`, or the container's)."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,15 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AstrayError as error:
         return _could_not(options.command, str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        _write_no_more()
+        _discard_output()
         return 0
     except OSError as error:
-        _write_no_more()
-        where = f"{error.filename}: " if error.filename else ""
-        return _could_not(options.command, f"{where}{reason(error)}.")
+        _discard_output()
+        file = f"{error.filename}: " if error.filename else ""
+        return _could_not(options.command, f"{file}{reason(error)}.")
     except MemoryError:
-        return _could_not(options.command, f"there is not enough memory for this. {_LESS}")
-    except Exception as error:  # noqa: BLE001 - Python's own exit code, 1, would say that the runs diverge
+        return _could_not(options.command, f"there is not enough memory for this. {_MEMORY_ADVICE}")
+    except Exception as error:  # noqa: BLE001 - Python's exit code, 1, would mean that the runs diverge
         if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
             return _could_not(
                 options.command,
@@ -63,8 +65,8 @@ def _could_not(command: str, why: str) -> int:
     return COULD_NOT
 
 
-def _write_no_more() -> None:
-    """Drops what is left in the buffer of a broken output, which would fail again when Python ends."""
+def _discard_output() -> None:
+    """Redirects a broken stdout to the null device, since flushing it would fail again when Python ends."""
     if sys.stdout is not None:
         with contextlib.suppress(OSError):  # it may not be a file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,7 +90,7 @@ def parser() -> _CommandParser:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of `astray`, which holds those of its commands."""
+    """The parser of `astray`, with the parsers of its commands."""
 
     commands: Mapping[str, argparse.ArgumentParser]
 

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.config_file import settings_in
 from astray.capture.settings import RecordingOptions, Settings, placed
-from astray.cli.program import FRAMEWORK, Outcome, TripPrinter, add_program, load_program, look_closer, run_program
-from astray.cli.settings import add_what, add_which, settings_of
+from astray.cli.program import (
+    FRAMEWORK,
+    Outcome,
+    TripPrinter,
+    add_program,
+    add_what,
+    add_which,
+    load_program,
+    look_hint,
+    run_program,
+    settings_of,
+)
 from astray.formatting.terminal import COULD_NOT, tell
 from astray.process import absolute, rank_and_world_size
 
@@ -70,10 +80,10 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    _refuse(options, settings)
+    _check_options(options, settings)
     program = load_program(options)
-    check = _Check(options, settings)
-    return check.finish(run_program(program, options, check.start, check.is_ours))
+    guard = _ScriptGuard(options, settings)
+    return guard.finish(run_program(program, options, guard.start, guard.is_ours))
 
 
 def _settings(options: argparse.Namespace) -> RecordingOptions:
@@ -83,17 +93,17 @@ def _settings(options: argparse.Namespace) -> RecordingOptions:
     return settings
 
 
-def _refuse(options: argparse.Namespace, settings: RecordingOptions) -> None:
+def _check_options(options: argparse.Namespace, settings: RecordingOptions) -> None:
     """Raises before the script runs, not in the middle of it, if an option is wrong."""
-    from astray.guarding import options as asked
+    from astray.guarding.options import check_guard, check_has_statistics
     from astray.guarding.snapshots import SnapshotFolder
 
-    asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
-    asked.check_settings(Settings.check(**settings))
+    check_guard(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
+    check_has_statistics(Settings.check(**settings))
     SnapshotFolder(options.output, *rank_and_world_size(os.environ))
 
 
-class _Check:
+class _ScriptGuard:
     """The guard of this command, which starts in the middle of the script's imports."""
 
     def __init__(self, options: argparse.Namespace, settings: RecordingOptions) -> None:
@@ -102,7 +112,7 @@ class _Check:
         self._path = None if options.output is None else absolute(options.output)
         self._process = os.getpid()
         self._guard: Guard | None = None
-        self._found = TripPrinter(may_stop=options.on == "raise")
+        self._printer = TripPrinter(may_stop=options.on == "raise")
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -111,7 +121,7 @@ class _Check:
         options = self._options
         self._guard = Guard.of_program(
             discovering_adapter(FRAMEWORK),
-            on="raise" if options.exact else self._found,
+            on="raise" if options.exact else self._printer,
             gradients=options.gradients,
             exact=options.exact,
             remember=options.remember,
@@ -122,7 +132,7 @@ class _Check:
         ).start()
 
     def is_ours(self, error: BaseException) -> bool:
-        """Whether this guard has stopped the script; one that the script made itself may do so too."""
+        """Whether this guard has stopped the script, and not one that the script made itself."""
         if self._guard is None:
             return False
         from astray.guarding.exact import ExactStop
@@ -131,25 +141,25 @@ class _Check:
         return isinstance(error, ExactStop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
 
     def finish(self, outcome: Outcome) -> int:
-        """Ends the guard, prints in one line what it has seen, and gives the exit code."""
-        guard, self._found.may_stop = self._guard, False
+        """Ends the guard, prints its summary, and returns the exit code."""
+        guard, self._printer.may_stop = self._guard, False
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code
         if guard is None:
             tell(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
             return COULD_NOT
         self._end(guard, outcome.error)
-        several = rank_and_world_size(os.environ)[1] > 1
-        name = f"astray check, rank {guard.rank}" if several else "astray check"
-        tell(f"{name}: {guard.summary}.{look_closer(guard.trips)}")
+        is_distributed = rank_and_world_size(os.environ)[1] > 1
+        name = f"astray check, rank {guard.rank}" if is_distributed else "astray check"
+        tell(f"{name}: {guard.summary}.{look_hint(guard.trips)}")
         if guard.trips:
             return FOUND
-        is_blind = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks
-        return outcome.code or (COULD_NOT if is_blind else 0)
+        saw_nothing = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks
+        return outcome.code or (COULD_NOT if saw_nothing else 0)
 
     def _end(self, guard: Guard, error: BaseException | None) -> None:
         from astray.guarding.trip import Tripped
 
-        with contextlib.suppress(Tripped):  # raised by an exact guard, whose script has caught its first attempt
+        with contextlib.suppress(Tripped):  # by an exact guard, when the script has caught the first one
             guard.stop() if error is None else guard.stop_after(error)
-        self._found.tell_rest(guard.trips)
+        self._printer.print_rest(guard.trips)

@@ -1,4 +1,4 @@
-"""`astray compare`: two runs, and where they part."""
+"""`astray compare`: two runs, and their first divergence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="instead of the answer: a table of what was set differently, such as learning rates, eps, TF32",
     )
-    add_asked(parser)
+    add_comparison_options(parser)
     rows = parser.add_argument_group("rows", "List rows beneath the answer. `astray help reports` has the columns.")
     rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
     rows.add_argument("--sort", metavar="COLUMNS", help="in this order, such as -error,site (- for the largest first)")
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(main=main)
 
 
-def add_asked(parser: argparse.ArgumentParser) -> None:
+def add_comparison_options(parser: argparse.ArgumentParser) -> None:
     """What to compare, how to judge and how to pair: the options that `astray view` has too."""
     parser.add_argument("--steps", metavar="B:E:S", help="compare only these steps, such as 0:10:2 or 3,7")
     parser.add_argument("--ranks", metavar="N,N", help="compare only these ranks, such as 0,3")
@@ -109,13 +109,13 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
 
 def with_descending_sort(argv: Sequence[str]) -> list[str]:
     """The arguments with `--sort -error` as one word: argparse takes what begins with a dash for an option."""
-    found: list[str] = []
+    words: list[str] = []
     for word in argv:
-        if found[:1] == ["compare"] and found[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
-            found[-1] = f"--sort={word}"
+        if words[:1] == ["compare"] and words[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
+            words[-1] = f"--sort={word}"
         else:
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def main(options: argparse.Namespace) -> int:
@@ -131,14 +131,14 @@ def main(options: argparse.Namespace) -> int:
     _check(options)
     try:
         with Progress("comparing values") as progress:
-            found = compare(options.reference, options.candidate, progress=progress, **arguments(options))
+            data = compare(options.reference, options.candidate, progress=progress, **arguments(options))
     except AstrayError as error:
         if options.junit:
             from astray.report.junit import write_failure
 
             write_failure(options.reference, options.candidate, str(error), Path(options.junit))
         raise
-    comparison = Comparison.of(found)
+    comparison = Comparison.of(data)
     show = render_setup if options.setup else render
     say(show(comparison, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     written = (
@@ -149,8 +149,8 @@ def main(options: argparse.Namespace) -> int:
     for path, write in written:
         if path:
             write(path)
-            _written(f"{Path(path)}")
-    if any(given is not None for given in (options.filter, options.sort, options.top)):
+            _report_written(f"{Path(path)}")
+    if any(option is not None for option in (options.filter, options.sort, options.top)):
         say("\n" + _rows(comparison, options))
     _write_rows(comparison, options)
     return comparison.exit_code
@@ -160,19 +160,19 @@ def _check(options: argparse.Namespace) -> None:
     """Raises before the work, not after it, if an option is wrong or something is not installed."""
     from astray.comparison.comparison import check_selection
     from astray.comparison.select.pairs import check_top
-    from astray.report.atomic_files import check_place
-    from astray.report.xlsx import writer
+    from astray.report.atomic_files import check_writable
+    from astray.report.xlsx import xlsxwriter_module
     from astray.web.index import read_page
 
     check_selection(options.filter, options.sort, options.metric)
     check_top(options.top or 0)
     if options.xlsx:
-        writer()
+        xlsxwriter_module()
     if options.html:
         read_page()
     files = [options.xlsx, options.json, options.junit, options.html, options.csv and Path(options.csv) / "pairs.csv"]
     for file in filter(None, files):
-        check_place(Path(file))
+        check_writable(Path(file))
 
 
 def _replicas(options: argparse.Namespace) -> int:
@@ -188,14 +188,14 @@ def _replicas(options: argparse.Namespace) -> int:
         if getattr(options, name)
     ]
     if unused:
-        raise CompareError(f"--{unused[0]} does not go with --replicas, which tells of one run.")
-    found = compare_replicas(options.reference, steps=options.steps, sites=options.sites)
-    say(render(found, width=width()))
-    return found.exit_code
+        raise CompareError(f"--{unused[0]} does not go with --replicas, which is about one run.")
+    replicas = compare_replicas(options.reference, steps=options.steps, sites=options.sites)
+    say(render(replicas, width=width()))
+    return replicas.exit_code
 
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `compare` for the options of `add_asked`."""
+    """The arguments of `compare` for the options of `add_comparison_options`."""
     from astray.web.options import tolerances_of
 
     return {
@@ -205,11 +205,11 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
         "allow_missing": options.allow_missing,
         "metrics": options.metric,
         "processes": options.processes,
-        **_asked(options),
+        **_matching(options),
     }
 
 
-def _asked(options: argparse.Namespace) -> MatchingOptions:
+def _matching(options: argparse.Namespace) -> MatchingOptions:
     from astray.web.options import ranks_of
 
     ranks = None if options.ranks is None else ranks_of("--ranks", options.ranks)
@@ -238,20 +238,20 @@ def _rows(comparison: Comparison, options: argparse.Namespace) -> str:
 def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
     from astray.formatting.terminal import Progress
 
-    asked = {"filter": options.filter, "sort": options.sort}
-    some = ""
+    selection = {"filter": options.filter, "sort": options.sort}
+    count = ""
     if options.filter is not None and (options.csv or options.xlsx):
-        some = f"  ({len(comparison.select(options.filter)):,} of {len(comparison.pairs):,} rows)"
+        count = f"  ({len(comparison.select(options.filter)):,} of {len(comparison.pairs):,} rows)"
     files: list[tuple[str | None, Callable[..., object]]]
     files = [(options.csv, comparison.to_csv), (options.xlsx, comparison.to_xlsx)]
     for path, write in files:
         if path:
             with Progress(f"writing {path}") as progress:
-                write(path, **asked, progress=progress)
-            _written(f"{Path(path)}{some}")
+                write(path, **selection, progress=progress)
+            _report_written(f"{Path(path)}{count}")
 
 
-def _written(what: str) -> None:
+def _report_written(what: str) -> None:
     from astray.formatting.terminal import tell
 
     tell(f"written   {what}")

@@ -32,15 +32,15 @@ def main(options: argparse.Namespace) -> int:
     from astray.wording import counted, printable
 
     run = open_run(options.run)
-    chosen = StepSelection.parse(options.steps)
-    steps = [step for step in run.steps if step in chosen] if chosen else None
+    selection = StepSelection.parse(options.steps)
+    steps = [step for step in run.steps if step in selection] if selection else None
     with Progress("converting") as progress:
-        done = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)
+        written = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)
     for problem in run.problems:
         tell(f"note      {printable(problem)}")
-    facts = [counted(done.steps, "step"), counted(done.ranks, "rank")]
-    say(f"written   {done.path}: {', '.join([*facts, counted(done.calls, 'call'), counted(done.tensors, 'tensor')])}")
-    for what, count in done.lost.most_common():
+    counts = {"step": written.steps, "rank": written.ranks, "call": written.calls, "tensor": written.tensors}
+    say(f"written   {written.path}: {', '.join(counted(count, noun) for noun, count in counts.items())}")
+    for what, count in written.lost.most_common():
         times = f": {count:,} times" if count > 1 else ""
         say(f"lost      {printable(what)}{times}")
     return 0

@@ -1,8 +1,9 @@
 """`astray help [TOPIC]`: the documentation of this very version, page by page, with no network and no checkout.
 
-A wheel carries the pages of docs/ as `astray/docs`; an editable install reads docs/ itself. `as_text` lays out
-Markdown, as far as docs/ uses it, for a terminal or a pipe. Links to other pages become the command that shows them. On
-a terminal headings and code are set off by colour; in a pipe headings are underlined and code keeps its backticks.
+A wheel carries the pages of docs/ as `astray/docs`; an editable install reads docs/ itself. docs/nav.yml has their
+order, which is that of the site; a topic is the name of a page without its folder. `as_text` lays out Markdown, as far
+as docs/ uses it, for a terminal or a pipe. Links to other pages become the command that shows them. On a terminal
+headings and code are set off by colour; in a pipe headings are underlined and code keeps its backticks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from astray.errors import UsageError
 from astray.formatting.page import BOLD, YELLOW, painted
@@ -27,11 +28,21 @@ from astray.wording import did_you_mean
 
 PAGER = "less -FRX"  # which ends by itself when the page fits on the screen
 
+FORMER = "moving-from-"
+"""What topics about other tools began with; they are still known by these names."""
 
-class Pages(Protocol):
+
+class Page(NamedTuple):
+    """A page of the documentation: its section in the site, and its Markdown."""
+
+    section: str
+    text: str
+
+
+class Folder(Protocol):
     """A folder, in a file system or in an archive."""
 
-    def joinpath(self, name: str, /) -> Pages: ...
+    def joinpath(self, name: str, /) -> Folder: ...
     def is_dir(self) -> bool: ...
     def is_file(self) -> bool: ...
     def read_text(self, encoding: str = "utf-8") -> str: ...
@@ -54,9 +65,9 @@ def main(options: argparse.Namespace) -> int:
         return 0
     from astray.cli import parser
 
-    topic = Path(options.topic).name.removesuffix(".md")
+    topic = Path(options.topic).name.removesuffix(".md").removeprefix(FORMER)
     if topic in pages:
-        _show(as_text(pages[topic], width(), wants_colour(sys.stdout)))
+        _show(as_text(pages[topic].text, width(), wants_colour(sys.stdout)))
         return 0
     commands = parser().commands
     if topic in commands:
@@ -70,23 +81,49 @@ def main(options: argparse.Namespace) -> int:
     )
 
 
-def read_pages() -> dict[str, str]:
-    """Every page by its topic; none where the installation has left them out."""
-    home: Pages = files("astray").joinpath("docs")
-    if not home.is_dir():
+def read_pages() -> dict[str, Page]:
+    """Every page by its topic, in the order of the site; none where the installation has left them out."""
+    folder: Folder = files("astray").joinpath("docs")
+    if not folder.is_dir():
         checkout = Path(__file__).parents[3]
-        home = checkout / "docs"
-        if not (checkout / "pyproject.toml").is_file() or not home.is_dir():
+        folder = checkout / "docs"
+        if not (checkout / "pyproject.toml").is_file():
             return {}
-    names = sorted(one.name for one in home.iterdir() if one.name.endswith(".md"))  # type: ignore[attr-defined]
-    return {name.removesuffix(".md"): home.joinpath(name).read_text(encoding="utf-8") for name in names}
+    order = folder.joinpath("nav.yml")
+    if not order.is_file():
+        return {}
+    import yaml
+
+    pages = {}
+    for section, path in _in_order(yaml.safe_load(order.read_text(encoding="utf-8"))["nav"]):
+        file = folder
+        for name in path.split("/"):
+            file = file.joinpath(name)
+        if file.is_file():  # the site has pages that its build makes
+            pages[Path(path).stem] = Page(section, file.read_text(encoding="utf-8"))
+    return pages
 
 
-def _listed(pages: dict[str, str]) -> str:
+def _in_order(nav: list[dict[str, Any]], section: str = "") -> Iterator[tuple[str, str]]:
+    """The section and the path of each page, from the entries of nav.yml."""
+    for entry in nav:
+        for title, what in entry.items():
+            if isinstance(what, str):
+                yield section, what
+            else:
+                yield from _in_order(what, section or title)
 
+
+def _listed(pages: dict[str, Page]) -> str:
     room = max(map(len, pages), default=0) + 2
-    lines = [f"  {topic:{room}}{title_of(text)}" for topic, text in pages.items()]
-    return "\n".join(["astray help TOPIC prints one of these:", "", *lines, "", "astray help COMMAND is its --help."])
+    lines = ["astray help TOPIC prints one of these:"]
+    section = None
+    for topic, page in pages.items():
+        if page.section != section:
+            lines += ["", page.section] if page.section else [""]
+            section = page.section
+        lines.append(f"  {topic:{room}}{title_of(page.text)}")
+    return "\n".join([*lines, "", "astray help COMMAND is its --help."])
 
 
 def _show(text: str) -> None:
@@ -252,9 +289,10 @@ class _Writer:
         """What a link says, and where it leads: to another page by its command, elsewhere by its address."""
         target = address.partition("#")[0]
         said = _TOKEN.sub(self._token, text)
-        if target.endswith(".md") and "/" not in target:
-            command = self._code(f"astray help {target[:-3]}")
-            return command if text == target else f"{said} ({command})"
+        file = Path(target).name
+        if file.endswith(".md") and "://" not in target and not target.startswith("../../"):  # that leads out of docs/
+            command = self._code(f"astray help {file[:-3]}")
+            return command if text == file else f"{said} ({command})"
         return f"{said} ({address})" if "://" in target and text != address else said
 
     def _folded(self, text: str, width: int) -> list[str]:

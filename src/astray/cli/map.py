@@ -26,10 +26,10 @@ def main(options: argparse.Namespace) -> int:
     from astray.store import open_run
     from astray.wording import as_utf8
 
-    found = draft(open_run(options.reference), open_run(options.candidate))
+    mapping = draft(open_run(options.reference), open_run(options.candidate))
     if options.output is None:
-        say(str(found))
+        say(str(mapping))
     else:
-        Path(options.output).write_bytes(as_utf8(f"{found}\n"))
+        Path(options.output).write_bytes(as_utf8(f"{mapping}\n"))
         tell(f"written   {options.output}")
     return 0

@@ -1,7 +1,7 @@
-"""A script that knows nothing of astray, run as `python` would run it: what `astray run` and `astray check` share.
+"""An unchanged script, run as `python` would run it: what `astray run` and `astray check` share, with their options.
 
 Nothing heavy is imported before the script does so itself: a script may set environment variables first, and its
-framework must see them. What watches it starts the moment the framework has been imported; what it finds is printed to
+framework must see them. The recorder or guard starts the moment the framework has been imported; trips are printed to
 stderr at once (`TripPrinter`).
 """
 
@@ -16,8 +16,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, RecordingOptions, Settings
 from astray.errors import AstrayError, UsageError
 from astray.formatting.terminal import tell
 from astray.process import absolute
@@ -40,19 +41,19 @@ class Outcome(NamedTuple):
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """The script and its arguments, behind all options of ours."""
+    """The script and its arguments, after all options of astray."""
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what the script gets as its own"
     )
-    rest.required = False  # else argparse asks for it, too, where there is no script
+    rest.required = False  # else argparse demands it, too, where there is no script
 
 
 def load_program(options: argparse.Namespace) -> Program:
     """Finds the script or module. Raises a UsageError before anything runs if there is none, or it is not Python."""
-    if (instead := instead_of_launcher(options)) is not None:
-        raise UsageError(instead)
+    if (hint := launcher_hint(options)) is not None:
+        raise UsageError(hint)
     return _module(options.script) if options.module else _script(options.script)
 
 
@@ -60,16 +61,16 @@ LAUNCHERS = {
     "torchrun": "-m", "torch.distributed.run": "-m", "torch.distributed.launch": "-m", "accelerate": "-m",
     "deepspeed": "--module", "mpirun": "python -m", "srun": "python -m",
 }  # fmt: skip
-"""Programs that start Python themselves, and the option by which each starts a module, here astray."""
+"""Programs that start Python themselves, and the option by which each starts a module, such as astray."""
 
 
-def instead_of_launcher(options: argparse.Namespace) -> str | None:
+def launcher_hint(options: argparse.Namespace) -> str | None:
     """The right command, in a sentence, where a launcher was given as the script."""
     name = options.script if options.module else Path(options.script).name
     is_python = not options.module and re.fullmatch(r"python[\d.]*", name) is not None
     if is_python and options.arguments[:1] == ["-m"] and options.arguments[1:2] and options.arguments[1] in LAUNCHERS:
         started = {"script": options.arguments[1], "module": True, "arguments": options.arguments[2:]}
-        return instead_of_launcher(argparse.Namespace(**vars(options) | started))
+        return launcher_hint(argparse.Namespace(**vars(options) | started))
     if not is_python and (name not in LAUNCHERS or (not options.module and Path(options.script).suffix == ".py")):
         return None
     words = list(options.arguments)
@@ -91,23 +92,23 @@ def run_program(
 ) -> Outcome:
     """Runs the program, and calls `start` as soon as it has imported its framework.
 
-    An exception that ends it is shown as Python would show it, without the frames in front of the script's; one that
-    is ours is left to the caller. If `start` raises an AstrayError, that ends the program and is raised from here.
+    An exception that ends it is printed as Python would print it, without the frames before the script's. One that
+    `is_ours` is not printed. If `start` raises an AstrayError, that ends the program and is raised from here.
     """
     from astray.capture.children import ImportHook
 
-    watch = ImportHook(FRAMEWORK, lambda: _starting(start)).install()
+    hook = ImportHook(FRAMEWORK, lambda: _starting(start)).install()
     sys.argv = [options.script, *options.arguments]
     try:
         return _outcome(program, is_ours)
     except _StartError as refused:
         raise refused.reason from None
     finally:
-        watch.remove()
+        hook.remove()
 
 
 class _StartError(BaseException):
-    """Leaves the script from the middle of its imports; a BaseException, so that scripts do not catch it."""
+    """Ends the script in the middle of its imports; a BaseException, so that `except Exception` does not catch it."""
 
     def __init__(self, reason: AstrayError) -> None:
         self.reason = reason
@@ -144,10 +145,10 @@ def _execute(code: CodeType, path: Path) -> None:
 def _module(name: str) -> Program:
     sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` does
     try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # of a package in front of it
-        found = None
-    if found is None:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # raised by its parent package
+        spec = None
+    if spec is None:
         raise UsageError(f"There is no module {name}. It is looked for here and where Python looks.")
     return lambda: _discard(runpy.run_module(name, run_name="__main__", alter_sys=True))
 
@@ -167,7 +168,7 @@ def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outc
         raise
     except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
         if not is_ours(error):
-            _leave_out_ours(error)
+            _remove_our_frames(error)
             sys.excepthook(type(error), error, error.__traceback__)
         return Outcome(1, f"{type(error).__name__}: {error}", error)
     return Outcome(0, "normally")
@@ -182,21 +183,21 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _leave_out_ours(error: BaseException) -> None:
+def _remove_our_frames(error: BaseException) -> None:
     """Removes our frames from the tracebacks of an exception, its causes and its contexts."""
-    left: list[BaseException | None] = [error]
+    pending: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = _users_part(one.__traceback__)
-            if isinstance(one, AstrayError):  # its text says all; our frames add nothing
-                _cut_behind(one.__traceback__)
-            left += [one.__cause__, one.__context__]
+    while pending:
+        current = pending.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = _users_part(current.__traceback__)
+            if isinstance(current, AstrayError):  # its text says all; our frames add nothing
+                _cut_after_user_code(current.__traceback__)
+            pending += [current.__cause__, current.__context__]
 
 
-def _cut_behind(traceback: TracebackType | None) -> None:
+def _cut_after_user_code(traceback: TracebackType | None) -> None:
     """Ends a traceback at the last frame that is not of this package."""
     package, last = str(Path(__file__).parents[1]), None
     frame = traceback
@@ -210,13 +211,13 @@ def _cut_behind(traceback: TracebackType | None) -> None:
 
 def _users_part(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames that lead from this command to the script."""
-    here = {__file__, runpy.__file__, "<frozen runpy>"}
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in here:
+    launching = {__file__, runpy.__file__, "<frozen runpy>"}
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in launching:
         traceback = traceback.tb_next
     return traceback
 
 
-# -- what a guard has found in the script ------------------------------------------------------------------------------
+# -- trips of a guard --------------------------------------------------------------------------------------------------
 
 
 _SETTING = re.compile(r"\b(level|keep)='(\w+)'")
@@ -227,36 +228,104 @@ class TripPrinter:
 
     def __init__(self, may_stop: bool) -> None:
         self.may_stop = may_stop
-        self._told: list[Trip] = []
+        self._printed: list[Trip] = []
 
     def __call__(self, trip: Trip) -> None:
-        """Prints it at once, since the script may take its time to end."""
+        """Prints it at once, since the script may take a while to end."""
         from astray.guarding.trip import Tripped
 
-        self._told.append(trip)
+        self._printed.append(trip)
         if self.may_stop and trip.what != "signal":  # which ends it anyway
-            self.may_stop = False  # a script that catches it goes on
-            tell(f"{in_options(trip.text)}\n")  # where to look closer is said at the end
+            self.may_stop = False  # only once: a script that catches it goes on
+            tell(f"{as_options(trip.text)}\n")  # where to look closer is printed at the end
             raise Tripped(trip)
-        tell(f"{in_options(str(trip))}\n")
+        tell(f"{as_options(str(trip))}\n")
 
-    def tell_rest(self, trips: Iterable[Trip]) -> None:
+    def print_rest(self, trips: Iterable[Trip]) -> None:
         """Prints the trips that were not printed because the script was stopped before."""
         for trip in trips:
-            if trip not in self._told:
-                self._told.append(trip)
-                tell(f"{in_options(trip.text)}\n")
+            if trip not in self._printed:
+                self._printed.append(trip)
+                tell(f"{as_options(trip.text)}\n")
 
 
-def look_closer(trips: Iterable[Trip]) -> str:
+def look_hint(trips: Iterable[Trip]) -> str:
     """The command that shows more, to be appended to a line; empty when there is nothing to show."""
     return next((f" Look closer: {trip.look}" for trip in trips if trip.look is not None), "")
 
 
-def in_options(text: str) -> str:
-    """A text that advises a setting of a recording, with that setting as a command line option.
+def as_options(text: str) -> str:
+    """The text with the settings of a recording that it advises as command line options.
 
-    >>> in_options("Record the same step with level='function' to see which line.")
+    >>> as_options("Record the same step with level='function' to see which line.")
     'Record the same step with --level function to see which line.'
     """
     return _SETTING.sub(r"--\1 \2", text)
+
+
+# -- the settings of a recording as options ----------------------------------------------------------------------------
+# None of them has a default here: what is not given is left to the file of `--config`, or to `Settings`.
+
+
+DEFAULTS = Settings()
+
+
+def add_what(parser: argparse.ArgumentParser, level: str = ", ".join(DEFAULTS.level)) -> argparse._ArgumentGroup:
+    """Options for what is recorded. level: the default that the help text names."""
+    what = parser.add_argument_group("what is recorded", "WORDS are one or more of those named, with commas.")
+    what.add_argument("--config", metavar="FILE", help="a YAML, JSON or TOML file of settings; options win over it")
+    what.add_argument("--level", metavar="WORDS", help=f"{', '.join(LEVELS)} (default {level})")
+    what.add_argument("--keep", metavar="WORDS", help=f"{', '.join(KEEPS)} (default {', '.join(DEFAULTS.keep)})")
+    what.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help=f"how many values --keep sample keeps of a tensor (default {DEFAULTS.samples:,})",
+    )
+    what.add_argument("--slice", metavar="PART", help="keep only the values of this part, such as '0:1, ..., :64'")
+    what.add_argument(
+        "--optimizer",
+        metavar="WORDS",
+        help=f"of each update, by parameter: {', '.join(OPTIMIZER[:-1])}; calls: its functions and ops (default none)",
+    )
+    what.add_argument("--compiled", metavar="WORDS", help="what is seen inside compiled code: modules (default none)")
+    return what
+
+
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Options for which part of it."""
+    which = parser.add_argument_group("which part of it", "Everything, unless one of these says otherwise.")
+    which.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
+    which.add_argument("--ranks", metavar="B:E:S", help="only these ranks, in the same way")
+    which.add_argument(
+        "--match", action="append", metavar="REGEX", help="only sites in whose name it is found; may be given again"
+    )
+    which.add_argument("--ignore", action="append", metavar="REGEX", help="no such sites; wins over --match")
+    which.add_argument("--classes", metavar="NAMES", help="only these classes or functions, with commas")
+    which.add_argument(
+        "--scope",
+        nargs=2,
+        metavar=("FIRST", "LAST"),
+        help="only what runs from the start of one site to the end of the other",
+    )
+    which.add_argument("--phases", metavar="WORDS", help=", ".join(PHASES))
+    which.add_argument("--roles", metavar="WORDS", help=", ".join(ROLES))
+    which.add_argument("--functions", metavar="FILE", help="a YAML file with your own list of functions, by category")
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Options for how much of it at most."""
+    limits = parser.add_argument_group("how much at most", "What is beyond is counted, and listed in the run.")
+    limits.add_argument("--max-tensors", type=int, metavar="N", help="so many tensors in all")
+    limits.add_argument("--max-tensors-per-step", type=int, metavar="N", help="so many tensors in each step")
+    limits.add_argument("--max-bytes", metavar="SIZE", help="so many bytes of values in all, such as 2GB or 500MiB")
+    limits.add_argument(
+        "--queue-bytes",
+        metavar="SIZE",
+        help=f"what may wait for the disk before the program does (default {DEFAULTS.queue_bytes >> 20} MiB)",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> RecordingOptions:
+    """The settings among the options; None for each that is not given, or that the command does not have."""
+    return cast(RecordingOptions, {name: getattr(options, name, None) for name in RecordingOptions.__optional_keys__})

@@ -11,8 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings, placed
-from astray.cli.program import FRAMEWORK, Outcome, TripPrinter, add_program, load_program, look_closer, run_program
-from astray.cli.settings import add_limits, add_what, add_which, settings_of
+from astray.cli.program import (
+    FRAMEWORK,
+    Outcome,
+    TripPrinter,
+    add_limits,
+    add_program,
+    add_what,
+    add_which,
+    load_program,
+    look_hint,
+    run_program,
+    settings_of,
+)
 from astray.errors import UsageError
 from astray.formatting.terminal import tell
 from astray.process import absolute, relative_to_cwd
@@ -23,8 +34,8 @@ if TYPE_CHECKING:
     from astray.recorder import Recorder
 
 _CHILD_STARTUP = Path(__file__).parent / "child_startup"
-_MOST_TOLD = 3
-"""Child processes that were not recorded of which the reason is printed."""
+_MOST_REASONS = 3
+"""The most child processes of which it is printed why they were not recorded."""
 
 
 def add(commands: Any) -> None:
@@ -33,7 +44,7 @@ def add(commands: Any) -> None:
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
-        "several. `astray help recording` explains every setting with examples.",
+        "several. `astray help settings` explains every setting with examples.",
         usage="astray run [-o RUN] [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument(
@@ -47,10 +58,10 @@ def add(commands: Any) -> None:
         nargs="?",
         type=int,
         metavar="SEED",
-        help="change the model's inputs by roundings, for `astray compare --noise`; a seed (default 0) comes behind an "
-        "equals sign",
+        help="change the model's inputs by roundings, for `astray compare --noise`; --perturb=SEED "
+        "sets the seed (default 0)",
     )
-    _let_the_script_follow(parser, "--perturb", "--perturb=0")
+    _require_equals_sign(parser, "--perturb", "--perturb=0")
     _add_guard(parser)
     add_which(parser)
     add_limits(parser)
@@ -64,7 +75,7 @@ def _add_guard(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("raise", "warn"),
         metavar="HOW",
-        help="also say which call NaN or infinity come from, and stop there; behind an equals sign, warn lets it go on",
+        help="also say which call NaN or infinity come from, and stop there; --guard=warn reports and continues",
     )
     watched.add_argument(
         "--spike",
@@ -72,25 +83,25 @@ def _add_guard(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="with --guard, also when a loss or the norm of all gradients is X times the usual",
     )
-    _let_the_script_follow(parser, "--guard", "--guard=raise")
+    _require_equals_sign(parser, "--guard", "--guard=raise")
 
 
-def _let_the_script_follow(parser: argparse.ArgumentParser, bare: str, meant: str) -> None:
-    """Lets an option take a value only after an equals sign. Else argparse would take the next word: the script."""
+def _require_equals_sign(parser: argparse.ArgumentParser, option: str, default: str) -> None:
+    """Lets an option have a value only after an equals sign. Else argparse would take the next word: the script."""
     parse = parser._parse_optional
-    vars(parser)["_parse_optional"] = lambda word: parse(meant if word == bare else word)
+    vars(parser)["_parse_optional"] = lambda word: parse(default if word == option else word)
 
 
 def main(options: argparse.Namespace) -> int:
     program = load_program(options)
     if options.output is None:
         _choose_folder(options)
-    _refuse(options)
+    _check_options(options)
     recording = _ScriptRecording(options)
-    with recording.reaching_children():
+    with recording.recording_children():
         outcome = run_program(program, options, recording.start, recording.is_ours)
     if outcome.code:
-        _tell_misplaced(options)
+        _print_misplaced_hint(options)
     return recording.finish(outcome) or outcome.code
 
 
@@ -104,7 +115,7 @@ def _choose_folder(options: argparse.Namespace) -> None:
     folder = next(path for path in (Path("runs") / f"{name}-{n}" for n in itertools.count(1)) if not path.exists())
     options.output = str(folder)
     misplaced = [word for word in _misplaced(options) if word in ("-o", "--output")]
-    why = f" {_belongs_to_us(misplaced[0], options)}" if misplaced else ""
+    why = f" {_misplaced_hint(misplaced[0], options)}" if misplaced else ""
     tell(f"astray: recording into {folder}.{why}")
 
 
@@ -113,31 +124,31 @@ def _misplaced(options: argparse.Namespace) -> list[str]:
     return [word for word in options.arguments if word.partition("=")[0] in options.own_options and word != "-m"]
 
 
-def _belongs_to_us(word: str, options: argparse.Namespace) -> str:
+def _misplaced_hint(word: str, options: argparse.Namespace) -> str:
     return f"{word} stands behind {options.script}, and was given to the program; astray's own stand in front of it."
 
 
-def _tell_misplaced(options: argparse.Namespace) -> None:
+def _print_misplaced_hint(options: argparse.Namespace) -> None:
     """A hint for a program that has ended in an error: it may not know an option that was meant for astray."""
     misplaced = [word for word in _misplaced(options) if word not in ("-h", "--help")]
     if misplaced:
-        tell(f"astray: {_belongs_to_us(misplaced[0], options)}")
+        tell(f"astray: {_misplaced_hint(misplaced[0], options)}")
 
 
-def _refuse(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     """Raises before the script runs, not in the middle of it, if a setting is wrong or the folder is taken."""
     from astray.process import rank_and_world_size
 
     settings = Settings.check(**settings_of(options))
     if options.guard is not None:
-        from astray.guarding import options as asked
+        from astray.guarding.options import check_has_statistics, check_recording_guard
 
-        asked.of_recording({"spike": options.spike})
-        asked.check_settings(settings)
+        check_recording_guard({"spike": options.spike})
+        check_has_statistics(settings)
     elif options.spike is not None:
         raise UsageError(f"--spike {options.spike:g} is for a guard. Give --guard, too.")
-    # Looking into a folder loads numpy, which a script that is about to run should do itself. So look only where
-    # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
+    # Reading a folder's run loads numpy, which the script should load itself. So only a folder that is not empty is
+    # checked here. The recorder checks for the other ranks, which may see what rank 0 has just made.
     folder = Path(options.output)
     if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
         from astray.store.run_format.folder import refuse
@@ -150,16 +161,16 @@ class _ScriptRecording:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._path = absolute(options.output)  # now: the script may go to another folder before it imports torch
+        self._path = absolute(options.output)  # now: the script may change the folder before it imports torch
         self._settings = placed(settings_of(options))
         self._process = os.getpid()
         self._recorder: Recorder | None = None
         self._children: ChildProcesses | None = None
-        self._found = TripPrinter(may_stop=options.guard == "raise")
+        self._printer = TripPrinter(may_stop=options.guard == "raise")
 
     @contextlib.contextmanager
-    def reaching_children(self) -> Iterator[None]:
-        """Has the processes that the script starts recorded too, if they are ranks."""
+    def recording_children(self) -> Iterator[None]:
+        """Also records the processes that the script starts, if they are ranks."""
         from astray.capture.children import ChildProcesses, stand_down
         from astray.process import rank_and_world_size
 
@@ -186,7 +197,7 @@ class _ScriptRecording:
             self._path,
             discovering_adapter(FRAMEWORK),
             overwrite=options.force,
-            guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
+            guard=None if options.guard is None else {"on": self._printer, "spike": options.spike},
             **self._settings,
         )
         recorder.say = lambda text: tell(f"astray: {text}")
@@ -198,7 +209,7 @@ class _ScriptRecording:
         return guard is not None and guard.ended(error) is not None
 
     def finish(self, outcome: Outcome) -> int:
-        """Closes the run and says in a line what it holds, and in another what its guard has seen."""
+        """Closes the run, and prints a line about it and one about its guard; returns 1 if the guard has stopped it."""
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return 0
         notes = self._children.notes() if self._children is not None else []
@@ -207,18 +218,18 @@ class _ScriptRecording:
                 tell(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
             return 0 if any(note.why is None for note in notes) else 2
         guard = self._recorder.guard
-        has_stopped, self._found.may_stop = self._options.guard == "raise" and not self._found.may_stop, False
+        has_stopped, self._printer.may_stop = self._options.guard == "raise" and not self._printer.may_stop, False
         by_guard = guard.ended(outcome.error) if guard is not None and outcome.error is not None else None
         self._recorder.stop(by_guard or outcome.ended, self._why_nothing(outcome, notes))
         if guard is not None:
-            self._found.tell_rest(guard.trips)
+            self._printer.print_rest(guard.trips)
         from astray.process import rank_and_world_size
 
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble):
             tell(f"astray: {self._recorder.summary()}")
         if guard is not None and guard.has_seen_any:
-            tell(f"astray: {guard.summary}.{look_closer(guard.trips)}")
+            tell(f"astray: {guard.summary}.{look_hint(guard.trips)}")
         return int(has_stopped)
 
     def _why_nothing(self, outcome: Outcome, notes: list[Note]) -> str:
@@ -231,7 +242,7 @@ class _ScriptRecording:
         return f"{script} called no module in its own process; functions alone, and forked children, are not recorded"
 
     def _gather(self, notes: list[Note]) -> bool:
-        """Puts what child processes have recorded into the run, and says so. False when there is nothing of it."""
+        """Puts the recordings of child processes into the run, and prints that. False when there are none."""
         children = self._children
         if children is None:
             return False
@@ -246,6 +257,6 @@ class _ScriptRecording:
                 f"astray: {number} in child processes are a run of their own, {relative_to_cwd(children.place)}, "
                 "since the process that started them has called modules too."
             )
-        for note in [note for note in notes if note.why is not None][:_MOST_TOLD]:
+        for note in [note for note in notes if note.why is not None][:_MOST_REASONS]:
             tell(f"astray: process {note.process} called modules and was not recorded: {note.why}.")
         return bool(ranks) and is_one

@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     from astray.steps import StepSelection
     from astray.store import open_run
 
-    wanted = ListingOptions(
+    listing_options = ListingOptions(
         steps=StepSelection.parse(options.steps),
         rank=options.rank,
         match=options.match,
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
         top=options.top,
     )
     colour = wants_colour(sys.stdout)
-    say(render(open_run(options.run), wanted, width=width(), table_width=table_width(), colour=colour))
+    say(render(open_run(options.run), listing_options, width=width(), table_width=table_width(), colour=colour))
     return 0
 
 
@@ -93,9 +93,9 @@ def _alarms(options: argparse.Namespace) -> int:
             f"{run.path} is a checkpoint, in which nothing was computed. `astray show {run.path} --sort nan` lists the "
             "tensors that hold NaN, and --sort inf those with infinity."
         )
-    found = alarms(run, options.rank, options.steps)
-    say(render(found, width=width(), colour=wants_colour(sys.stdout)))
-    return 1 if found else 0
+    findings = alarms(run, options.rank, options.steps)
+    say(render(findings, width=width(), colour=wants_colour(sys.stdout)))
+    return 1 if findings else 0
 
 
 def _risk(options: argparse.Namespace) -> int:
@@ -107,14 +107,14 @@ def _risk(options: argparse.Namespace) -> int:
 
     if options.sort is not None and options.sort not in RISKS:
         raise UsageError(f"--sort {options.sort} does not go with --risk. Sites are sorted by {', '.join(RISKS)}.")
-    found = risk(
+    result = risk(
         open_run(options.run),
         steps=StepSelection.parse(options.steps),
         ranks=None if options.rank is None else [options.rank],
         what_if=",".join(options.what_if or ()),
     )
-    wanted = RiskOptions(
+    risk_options = RiskOptions(
         match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top
     )
-    say(render(found, wanted, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
+    say(render(result, risk_options, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     return 0

@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import Any
 
-from astray.cli.compare import add_asked
+from astray.cli.compare import add_comparison_options
 
-_PAGE = ("steps", "ranks", "sites", "tolerance", "exact", "by", "shapes", "micro", "offset")
-"""What can be changed in the page; the other options name files or programs, and hold for every comparison."""
+_PAGE_OPTIONS = ("steps", "ranks", "sites", "tolerance", "exact", "by", "shapes", "micro", "offset")
+"""The options that can be changed in the page; the others name files or programs, and apply to every comparison."""
 
 
 def add(commands: Any) -> None:
@@ -29,10 +29,13 @@ def add(commands: Any) -> None:
     serving = parser.add_argument_group("serving")
     serving.add_argument("--port", type=int, default=0, metavar="N", help="listen there (default: any that is free)")
     serving.add_argument(
-        "--host", default="127.0.0.1", metavar="NAME", help="listen on this address (default 127.0.0.1: nobody else)"
+        "--host",
+        default="127.0.0.1",
+        metavar="NAME",
+        help="listen on this address (default 127.0.0.1: this machine only)",
     )
     serving.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
-    add_asked(parser)
+    add_comparison_options(parser)
     parser.set_defaults(main=main)
 
 
@@ -45,28 +48,28 @@ def main(options: argparse.Namespace) -> int:
     from astray.web.safety import AccessToken
     from astray.web.workspace import Workspace
 
-    shelf = RunList(options.runs)
-    desk = Workspace(shelf, _fixed(options))
-    keyring = AccessToken()
+    run_list = RunList(options.runs)
+    workspace = Workspace(run_list, _fixed(options))
+    token = AccessToken()
     with server.listen(options.host, options.port) as bound:
-        if len(shelf) == len(shelf.given) <= 2:
-            desk.look(shelf.given[0], shelf.given[1] if len(shelf) == 2 else None, _asked(options))
-        address = f"{server.address(bound, options.host)}?token={keyring.token}"
+        if len(run_list) == len(run_list.named) <= 2:
+            workspace.open(run_list.named[0], run_list.named[1] if len(run_list) == 2 else None, _page_options(options))
+        address = f"{server.address(bound, options.host)}?token={token.token}"
         print(f"astray view: {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_browser():
             _open(address)
-        running = server.server_of(server.application(desk, page, keyring, options.host))
+        running = server.server_of(server.application(workspace, page, token, options.host))
         try:
             running.run(sockets=[bound])
-        except KeyboardInterrupt:  # which is how it is meant to end
+        except KeyboardInterrupt:  # the usual way to end it
             pass
         finally:
-            desk.stop()
+            workspace.stop()
     return 0
 
 
 def _server() -> Any:
-    """The server, which is an extra."""
+    """The module of the server, whose packages are optional."""
     from astray.errors import UsageError
 
     try:
@@ -80,17 +83,22 @@ def _server() -> Any:
         ) from None
 
 
-def _asked(options: argparse.Namespace) -> dict[str, Any]:
+def _page_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options the page starts with, as it would send them."""
-    given = {name: getattr(options, name) for name in _PAGE}
-    unsaid = {"by": "auto", "shapes": "judged", "micro": "paired", "offset": 0, "exact": False}
-    return {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
+    values = {name: getattr(options, name) for name in _PAGE_OPTIONS}
+    defaults = {"by": "auto", "shapes": "judged", "micro": "paired", "offset": 0, "exact": False}
+    return {name: value for name, value in values.items() if value is not None and value != defaults.get(name)}
 
 
 def _fixed(options: argparse.Namespace) -> dict[str, Any]:
-    given = {"mapping": options.map, "noise": options.noise, "metrics": options.metric, "processes": options.processes}
-    given["allow_missing"] = options.allow_missing or None
-    return {name: value for name, value in given.items() if value is not None}
+    arguments = {
+        "mapping": options.map,
+        "noise": options.noise,
+        "metrics": options.metric,
+        "processes": options.processes,
+    }
+    arguments["allow_missing"] = options.allow_missing or None
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _has_browser() -> bool:
@@ -103,7 +111,7 @@ def _has_browser() -> bool:
 
 
 def _open(address: str) -> None:
-    """Open it in a browser, a moment later and in a thread: some browsers come back only when they are closed."""
+    """Opens it in a browser, half a second later and in a thread: some browsers return only when they are closed."""
     import webbrowser
 
     timer = threading.Timer(0.5, webbrowser.open, [address])

@@ -1,8 +1,10 @@
-"""Front doors for users of other tools: the tool's names and defaults, each a thin file over astray.
+"""The public names of other tools, with their arguments and defaults; each module only exports what `foreign/` defines.
 
-hooktools/     `Tracer` and `Comparer`
-msprobe/       `PrecisionDebugger`, `compare`, `seed_all`
-nnstat.py      NNstat's functions, which are those of `astray.state`
-saving_hook/   `register_saving_hook`
-torch_npu/     `register_hook` and `tools.compare`
+hooktools.py     `Tracer` and `Comparer`
+msprobe.py       `PrecisionDebugger`, `compare`, `seed_all`
+nnstat.py        NNstat's functions, in terms of `astray.state`
+saving_hook.py   `register_saving_hook`
+torch_npu/       `register_hook`, and `tools.compare`
+
+`python -m astray.compat.hooktools`, `.msprobe` and `.saving_hook` are the commands of those tools.
 """

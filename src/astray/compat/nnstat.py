@@ -9,6 +9,7 @@ Everything is `astray.state`; `astray help state` tells where results differ, an
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -22,7 +23,6 @@ from astray.state import (
     from_together,
     from_weight,
     load_state,
-    ratios,
     trust_ratio,
 )
 from astray.state.naming import Pattern
@@ -45,7 +45,7 @@ __all__ = [
     "zeros_like",
 ]
 
-functional = ratios
+functional = SimpleNamespace(trust_ratio=trust_ratio)
 zeros_like = torch.zeros_like
 ones_like = torch.ones_like
 

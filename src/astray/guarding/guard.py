@@ -1,7 +1,8 @@
 """The guard as the user holds it: records into memory, looks at each step, and acts when something is wrong.
 
-`GuardRecorder` tells it when a step is over, `step_monitor` what is wrong with it, `actions` does something about it.
-Exceptions and SIGTERM (`TerminationHandler`) that end the program make it trip, too.
+`GuardRecorder` calls it at the end of each step, `StepMonitor` has queued what is wrong with the step, `TripActions`
+raises, warns or calls the user's function. Exceptions and SIGTERM (`TerminationHandler`) that end the program make it
+trip, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.recorder import BaseRecorder
-from astray.guarding import options as asked
-from astray.guarding.actions import On, TripActions
-from astray.guarding.exact import ExactSink, ExactStop
-from astray.guarding.options import Gradients
+from astray.guarding.exact import ExactFlightRecorder, ExactStop
+from astray.guarding.options import Condition, Gradients, check_guard, check_has_statistics
 from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
-from astray.guarding.step_monitor import Condition, StepMonitor
-from astray.guarding.trip import Trip, Tripped
+from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.trip import On, Trip, TripActions, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
 from astray.records import NOTHING, STOPPED
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
 
 REMEMBER = 5
-PATIENCE = 60.0  # seconds that a step is waited for
+STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 CALL_GRADIENTS = "the gradients that pass through calls"
-"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
+"""What a guard leaves out while nothing is wrong, as the run's list of missed things names it."""
 
 
 class Guard:
@@ -57,14 +56,14 @@ class Guard:
         "astray", or a function that is given the `Trip`; what it raises ends the program.
     gradients: which are read while nothing is wrong: those of "parameters", or "all", those of every call too. By
         default those of parameters, where modules alone are watched: NaN that is born in the backward pass is then
-        bounded in the step where it shows, and those of all calls are read in the steps behind.
+        bounded in the step where it shows, and those of all calls are read in the steps after it.
     exact: stop at the very call, and keep the tensors. Slow, for looking closer. An infinity that a call makes of
         finite numbers stops it too, also where it is meant as a mask: `log(0)`, say.
     remember: how many steps are kept in memory, and written as a run when something is wrong.
     path: the folder for such runs; by default one of its own in `astray-guard`.
-    spike: trip also when the norm of all gradients, a loss that an outermost module returns, or one that `loss` is
-        told, is so many times what it usually is.
-    when: trip also when this function, given the rows of a step as a rank of a run, gives a text.
+    spike: trip also when the norm of all gradients, a loss that an outermost module returns, or one passed to `loss`,
+        is so many times what it usually is.
+    when: trip also when this function, given the rows of a step as a rank of a run, returns a text.
     max_memory: the bytes that the steps in memory may take, such as "1 GiB".
 
     The other settings are those of `Recorder`, which lists them: level, match, keep and so on.
@@ -84,30 +83,30 @@ class Guard:
         max_memory: int | str = 512 << 20,
         **settings: Unpack[RecordingOptions],
     ) -> None:
-        remember, max_memory = asked.check(on, gradients, exact, remember, spike, when, max_memory)
+        remember, max_memory = check_guard(on, gradients, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
             settings["keep"] = ["stats", "tensors"]
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model if isinstance(model, ChosenAdapter) else ChosenAdapter(adapter_for(model, paced=True))
-        self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
+        self._adapter = model.adapter if isinstance(model, ChosenAdapter) else adapter_for(model, paced=True)
+        self.rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if world_size > 1 and settings.get("optimizer") is None:
-            settings["optimizer"] = "gradient"  # summed over ranks: what another one has made shows here first
-        places = SnapshotFolder(path, self.rank, world_size)
-        self._dumps = SnapshotWriter(places)
-        self._acting = TripActions(on, self._dumps.write)
-        self._lookout = StepMonitor(self.rank, spike, when, may_read_more=on != "raise")
-        self._recording = GuardRecorder.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
-        asked.check_settings(self._recording.settings)
-        # A condition is given all rows, and a level of functions or ops is asked for to find the line.
-        closely = exact or when is not None or self._recording.settings.level != ("module",)
-        self._gradients: Gradients = gradients or ("all" if closely else "parameters")
-        self._recording.after_step = self._after_step
+            settings["optimizer"] = "gradient"  # summed over ranks: shows first what another rank has made
+        snapshots = SnapshotFolder(path, self.rank, world_size)
+        self._snapshots = SnapshotWriter(snapshots)
+        self._actions = TripActions(on, self._snapshots.write)
+        self._monitor = StepMonitor(self.rank, spike, when, may_read_more=on != "raise")
+        self._recorder = GuardRecorder.discovering(snapshots.folder, self._adapter, writer=self._open, **settings)
+        check_has_statistics(self._recorder.settings)
+        # A condition is given all rows, and a level of functions or ops is set to find the line.
+        needs_all = exact or when is not None or self._recorder.settings.level != ("module",)
+        self._gradients: Gradients = gradients or ("all" if needs_all else "parameters")
+        self._recorder.after_step = self._after_step
         self._writer: FlightRecorder | None = None
         self._termination: TerminationHandler | None = None
-        self._program_paces = False
-        self._was_terminated = False  # an exception behind is how the program goes down
+        self._steps_end_by_call = False
+        self._was_terminated = False  # by SIGTERM; an exception after it is how the program goes down
 
     @classmethod
     def of_program(cls, adapter: Adapter, **named: Any) -> Guard:
@@ -116,69 +115,69 @@ class Guard:
 
     def start(self) -> Guard:
         """Puts the hooks in place."""
-        self._recording.start()
+        self._recorder.start()
         self._choose_gradients()
         self._termination = TerminationHandler(self._terminated)
         return self
 
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
-        first, self._program_paces = not self._program_paces, True
-        self._adapter.it.let_program_pace()
-        if not (first and self._recording.has_just_ended):  # by an optimizer, a moment ago
-            self._recording.step()
+        is_first, self._steps_end_by_call = not self._steps_end_by_call, True
+        self._adapter.let_program_pace()
+        if not (is_first and self._recorder.has_just_ended):  # by an optimizer, a moment ago
+            self._recorder.step()
 
     def loss(self, value: Any) -> None:
-        """Tells the loss of this step, where no module returns it: a number, or a tensor of one element.
+        """Passes on the loss of this step, where no module returns it: a number, or a tensor of one element.
 
         Call it before the step ends. With `spike` it is followed; without, it trips when it is not finite and nothing
         that was recorded shows why.
         """
-        self._lookout.loss(float(value), self._step)
+        self._monitor.add_loss(float(value), self._step)
 
     def stop(self) -> None:
         """Removes every hook, and acts on what the last step shows. Stopping twice does no harm."""
         was_stopped = self._is_stopped and not self.trips
         self._end("normally")
-        trips = self._lookout.take()
-        self._acting.act(trips or ([self._unexplained()] if was_stopped else []))
+        trips = self._monitor.take()
+        self._actions.act(trips or ([self._unexplained()] if was_stopped else []))
 
     def stop_after(self, error: BaseException) -> list[Trip]:
         """Removes every hook from a program that an exception has ended, and writes the last steps.
 
-        Gives what is wrong: what the step shows that was not over, else the exception itself.
+        Returns what is wrong: what the unfinished step shows, else the exception itself.
         """
-        self._lookout.stopped = self._is_stopped
+        self._monitor.stopped = self._is_stopped
         self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
-        trips = self._lookout.take()
+        trips = self._monitor.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
-        elif not trips and not isinstance(error, Tripped) and not _is_wanted(error) and not self._was_terminated:
+        elif not trips and not isinstance(error, Tripped) and not _is_clean_exit(error) and not self._was_terminated:
             text = f"✗ {type(error).__name__} in step {self._step}: {error}"
             trips = [Trip(self._step, self.rank, "exception", text)]
-        return [self._acting.note(trip) for trip in trips]
+        return [self._actions.save(trip) for trip in trips]
 
     @property
     def trips(self) -> list[Trip]:
         """What has gone wrong so far."""
-        return self._acting.trips
+        return self._actions.trips
 
     @property
     def steps(self) -> int:
         """How many steps were looked at. What a program still does after the last one does not count."""
-        counts = self._lookout.counts
-        is_rest = counts.last >= self._step and all(trip.step != counts.last for trip in self.trips)
-        return counts.steps - (is_rest and counts.steps > 1)
+        counts = self._monitor.counts
+        has_rest = counts.last >= self._step and all(trip.step != counts.last for trip in self.trips)
+        return counts.steps - (has_rest and counts.steps > 1)
 
     @property
     def unwatched(self) -> str | None:
         """Why nothing was looked at; None when something was."""
-        if self._lookout.counts.steps:
+        if self._monitor.counts.steps:
             return None
         if self._writer is None:
-            return f"ranks={self._recording.settings.ranks} leaves this one out"
+            return f"ranks={self._recorder.settings.ranks} leaves this one out"
         missed = self._writer.end.missed if self._writer.end is not None else []
-        return next((one.why for one in missed if one.what == NOTHING), "no call was recorded")
+        return next((each.why for each in missed if each.what == NOTHING), "no call was recorded")
 
     @property
     def summary(self) -> str:
@@ -187,12 +186,12 @@ class Guard:
             return f"nothing was watched: {self.unwatched}"
         alarms = sum(trip.what in ("non-finite", "spike", "condition") for trip in self.trips)
         found = f"{counted(alarms, 'alarm') if alarms else 'no alarm'} in {counted(self.steps, 'step')}"
-        return ", ".join([found, *self._lookout.counts.told()]) + self._not_watched()
+        return ", ".join([found, *self._monitor.counts.phrases()]) + self._not_watched()
 
     def _not_watched(self) -> str:
-        """What was left out, to be put behind what was seen; empty when nothing was."""
+        """What was left out, to be appended to the summary; empty when nothing was."""
         missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
-        missed = [one for one in missed if one.what != CALL_GRADIENTS]  # not a failure, but what was asked for
+        missed = [each for each in missed if each.what != CALL_GRADIENTS]  # not a failure, but what was set
         if not missed:
             return ""
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
@@ -211,68 +210,69 @@ class Guard:
             return
         stops = self._is_stopped and not self.trips
         trips = self.stop_after(error)
-        for trip in trips[stops and self._acting.raises :]:  # the program is going down as it is
-            self._acting.tell(trip, going_down=True)
+        for trip in trips[stops and self._actions.raises :]:  # the program is going down anyway
+            self._actions.report(trip, going_down=True)
         if stops:
             cause = None if isinstance(error, ExactStop) else error
             raise Tripped(trips[0]).with_traceback(trace) from cause
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- called by the recorder and the signal handler -----------------------------------------------------------------
 
     @property
     def _step(self) -> int:
-        return self._recording.count
+        return self._recorder.step_count
 
     @property
     def _is_stopped(self) -> bool:
         """Whether the program was stopped at a call; it may have caught even that, or be in another thread."""
-        return isinstance(self._writer, ExactSink) and self._writer.stopped
+        return isinstance(self._writer, ExactFlightRecorder) and self._writer.stopped
 
     def _open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
-        named |= {"remember": self._remember, "most_bytes": self._max_memory, "on_step": self._lookout.look}
+        named |= {"remember": self._remember, "most_bytes": self._max_memory, "on_step": self._monitor.observe}
         if self._exact:
-            self._writer = ExactSink(path, rank, is_scaled=self._recording.is_scaled, **named)
+            self._writer = ExactFlightRecorder(path, rank, is_scaled=self._recorder.is_scaled, **named)
         else:
             self._writer = FlightRecorder(path, rank, catch=True, **named)
-        self._dumps.writer = self._writer
+        self._snapshots.writer = self._writer
         return self._writer
 
     def _after_step(self) -> None:
-        """Acts on what has been seen: of the step that is over, or of those before where a device still works on it."""
+        """Acts on the trips of the finished step; where a device still works on it, on those of the steps before."""
         writer = self._writer
         if writer is None:
             return
-        over = self._step - writer.watch.is_late
-        writer.watch.wait_until_seen(over - 1, PATIENCE)
-        self._lookout.judge(over)
+        finished = self._step - writer.watch.is_late
+        writer.watch.wait_until_seen(finished - 1, STEP_TIMEOUT)
+        self._monitor.check_losses(before=finished)
         self._choose_gradients()
-        trips = self._lookout.take()
-        for run in self._dumps.join_others("another rank has tripped"):
-            trips.append(Trip(self._step - 1, self.rank, "rank", "✗ Another rank has tripped.").at(run))
-        self._acting.act(trips)
+        trips = self._monitor.take()
+        for run in self._snapshots.join_others("another rank has tripped"):
+            trips.append(Trip(self._step - 1, self.rank, "rank", "✗ Another rank has tripped.").in_snapshot(run))
+        self._actions.act(trips)
 
     def _choose_gradients(self) -> None:
-        """Decides what of the next step is read: less while nothing is wrong."""
+        """Decides which gradients of the next step are read: fewer while nothing is wrong."""
         if self._gradients != "all":
-            self._recording.read_call_gradients(self._lookout.wants_call_gradients)
+            self._recorder.read_call_gradients(self._monitor.wants_call_gradients)
 
     def _terminated(self) -> None:
         self._was_terminated = True
         trip = Trip(self._step, self.rank, "signal", f"✗ SIGTERM in step {self._step}")
-        self._acting.tell(self._acting.note(trip), going_down=True)
+        self._actions.report(self._actions.save(trip), going_down=True)
 
     def _unexplained(self) -> Trip:
+        """The trip of a program stopped at a call of which no alarm was made."""
         return Trip(self._step, self.rank, "non-finite", "✗ A call has made NaN or infinity.")
 
     def _end(self, ended: str) -> None:
         if self._termination is not None:
             self._termination.remove()
-        self._recording.stop(ended)
-        self._lookout.judge(self._step + 1)
+        self._recorder.stop(ended)
+        self._monitor.check_losses(self._step + 1)
 
 
-def _is_wanted(error: BaseException) -> bool:
-    """Whether a program ends by it as it should."""
+def _is_clean_exit(error: BaseException) -> bool:
+    """Whether a program that ends by this exception has not failed."""
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
@@ -285,46 +285,41 @@ class TerminationHandler:
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
-        self._before: Any = None
-        self._process: int | None = None  # in which it listens
+        self._previous: Any = None
+        self._process: int | None = None  # where the handler is in place
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTERM)
-            if self._before not in (signal.SIG_IGN, None):  # None: by something other than Python
-                signal.signal(signal.SIGTERM, self._heard)
+            self._previous = signal.getsignal(signal.SIGTERM)
+            if self._previous not in (signal.SIG_IGN, None):  # None: by something other than Python
+                signal.signal(signal.SIGTERM, self._on_signal)
                 self._process = os.getpid()
 
     def remove(self) -> None:
         """Acts no more. Where the handler cannot be removed, it passes the signal on."""
-        listened, self._process = self._process, None
-        if listened is None or threading.current_thread() is not threading.main_thread():
+        process, self._process = self._process, None
+        if process is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._heard:  # else a later handler passes it on
-            signal.signal(signal.SIGTERM, self._before)
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:  # else a later handler passes it on
+            signal.signal(signal.SIGTERM, self._previous)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        listened, self._process = self._process, None
-        if listened == os.getpid():
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        process, self._process = self._process, None
+        if process == os.getpid():
             self._act()
-        if callable(self._before):
-            self._before(number, frame)
+        if callable(self._previous):
+            self._previous(number, frame)
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-# -- recording ---------------------------------------------------------------------------------------------------------
-# The recording that a guard looks at: a recorder that says when a step is over.
-
-
-CALL_GRADIENTS = "the gradients that pass through calls"
-"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
+# -- the recorder of a guard -------------------------------------------------------------------------------------------
 
 
 class GuardRecorder(BaseRecorder):
-    """Calls `after_step` at the end of each step, and counts them."""
+    """Calls `after_step` at the end of each step, and counts the steps."""
 
     after_step: Callable[[], None]
-    count = 0
+    step_count = 0
 
     def read_call_gradients(self, on: bool) -> None:
         """Reads the gradients that pass through calls from the next call on, or those of parameters alone.
@@ -341,7 +336,7 @@ class GuardRecorder(BaseRecorder):
         if self._engine is not None and not self._engine.belongs_here():
             return
         super().step()
-        self.count += 1
+        self.step_count += 1
         self.after_step()
 
     def is_scaled(self) -> bool:
@@ -351,11 +346,11 @@ class GuardRecorder(BaseRecorder):
     @property
     def has_just_ended(self) -> bool:
         """Whether a step has ended and nothing was called since."""
-        return self.count > 0 and self._engine is not None and not self._engine.has_begun
+        return self.step_count > 0 and self._engine is not None and not self._engine.has_begun
 
 
 class ChosenAdapter:
     """An adapter given in place of a model."""
 
-    def __init__(self, it: Adapter) -> None:
-        self.it = it
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter

@@ -1,41 +1,28 @@
 """Looks at a recording while it is written: `guard=` of a recorder.
 
-The recording goes onto disk as it is made, so nothing has to be remembered: at a trip it is flushed, and is itself the
-run to look at.
+The recording is on disk already, so nothing has to be kept in memory: at a trip it is flushed, and is itself the run to
+look at.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from astray.guarding import options as asked
-from astray.guarding.actions import On, TripActions
-from astray.guarding.step_monitor import Condition, StepMonitor
-from astray.guarding.trip import Trip, Tripped
+from astray.guarding.options import GuardSetting, check_has_statistics, check_recording_guard
+from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.trip import Trip, TripActions, Tripped
 from astray.store import BackgroundWriter, RunWriter
 from astray.wording import counted
 
 if TYPE_CHECKING:
     from astray.capture.settings import Settings
 
-PATIENCE = 60.0  # seconds that a step is waited for
-
-
-class RecordingGuardOptions(TypedDict, total=False):
-    """What can be asked of the guard of a recording; `Guard` explains each."""
-
-    on: On
-    spike: float | None
-    when: Condition | None
-
-
-GuardSetting = On | RecordingGuardOptions
-"""What `guard=` takes: what to do, or a dict with more than that."""
+STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 
 
 class RecordingGuard:
-    """The guard of a recording. `astray.Recorder.guard` is one, for those who ask for it.
+    """The guard of a recording: `astray.Recorder.guard`, when the recorder was given `guard=`.
 
     >>> with astray.record("runs/a", model, guard={"on": "warn", "spike": 10}) as rec:
     ...     ...
@@ -43,72 +30,72 @@ class RecordingGuard:
     'no alarm in 20 steps'
     """
 
-    def __init__(self, guarding: GuardSetting) -> None:
-        given = asked.of_recording(guarding)
-        self._acting = TripActions(given.get("on", "raise"), self._save)
-        self._lookout = StepMonitor(0, given.get("spike"), given.get("when"))
+    def __init__(self, setting: GuardSetting) -> None:
+        options = check_recording_guard(setting)
+        self._actions = TripActions(options.get("on", "raise"), self._save)
+        self._monitor = StepMonitor(0, options.get("spike"), options.get("when"))
         self._writer: RunWriter | None = None
-        self._over = 0  # steps that are over
+        self._finished = 0  # steps
 
-    # -- what the user asks ------------------------------------------------------------------------------------------
+    # -- called by the user ------------------------------------------------------------------------------------------
 
     @property
     def trips(self) -> list[Trip]:
         """What has gone wrong so far."""
-        return self._acting.trips
+        return self._actions.trips
 
     @property
     def has_seen_any(self) -> bool:
         """Whether any call was looked at."""
-        return self._lookout.counts.steps > 0
+        return self._monitor.counts.steps > 0
 
     @property
     def summary(self) -> str:
         """What was seen, in one line."""
-        counts = self._lookout.counts
-        found = counted(len(self.trips), "alarm") if self.trips else "no alarm"
-        return ", ".join([f"{found} in {counted(counts.steps, 'step')}", *counts.told()])
+        counts = self._monitor.counts
+        alarms = counted(len(self.trips), "alarm") if self.trips else "no alarm"
+        return ", ".join([f"{alarms} in {counted(counts.steps, 'step')}", *counts.phrases()])
 
     def loss(self, value: Any) -> None:
-        """Tells the loss of this step, where no module returns it; `Guard.loss` has more."""
-        self._lookout.loss(float(value), self._over)
+        """Passes on the loss of this step, where no module returns it; `Guard.loss` has more."""
+        self._monitor.add_loss(float(value), self._finished)
 
-    # -- what the recorder tells -------------------------------------------------------------------------------------
+    # -- called by the recorder --------------------------------------------------------------------------------------
 
     def check(self, settings: Settings) -> None:
         """Raises a RecordError when a recording by these settings shows nothing to a guard."""
-        asked.check_settings(settings)
+        check_has_statistics(settings)
 
     def open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
         """The writer of the recording, which shows each step."""
-        self._lookout.rank = rank
-        self._writer = RunWriter(path, rank, on_step=self._lookout.look, **named)
+        self._monitor.rank = rank
+        self._writer = RunWriter(path, rank, on_step=self._monitor.observe, **named)
         return self._writer
 
-    def after_step(self, over: int) -> None:
-        """`over` steps are over. Acts on what they show; where a device still works on the last, on those before."""
-        self._over = over
+    def after_step(self, finished: int) -> None:
+        """Acts on what the finished steps show; where a device still works on the last, on those before it."""
+        self._finished = finished
         if self._writer is not None and self._writer.watch is not None:
-            looked_at = over - self._writer.watch.is_late
-            self._writer.watch.wait_until_seen(looked_at - 1, PATIENCE)
-            self._lookout.judge(looked_at)
-            self._acting.act(self._lookout.take())
+            seen = finished - self._writer.watch.is_late
+            self._writer.watch.wait_until_seen(seen - 1, STEP_TIMEOUT)
+            self._monitor.check_losses(before=seen)
+            self._actions.act(self._monitor.take())
 
     def ended(self, error: BaseException) -> str | None:
-        """How the recording ended, if it was this guard that has ended it."""
+        """How the recording ended, if this guard has ended it."""
         if not isinstance(error, Tripped) or error.trip not in self.trips:
             return None
         return f"a guard's alarm: {error.trip.headline}"
 
     def finish(self, going_down: bool) -> None:
         """The recording is closed. Acts on what is left; a program that is `going_down` is not stopped."""
-        self._lookout.judge(self._over + 1)
-        trips = self._lookout.take()
+        self._monitor.check_losses(before=self._finished + 1)
+        trips = self._monitor.take()
         if not going_down:
-            self._acting.act(trips)
+            self._actions.act(trips)
             return
         for trip in trips:
-            self._acting.tell(self._acting.note(trip), going_down=True)
+            self._actions.report(self._actions.save(trip), going_down=True)
 
     def _save(self, trip: Trip) -> Trip:
         """Flushes the recording before the trip is reported; one that is closed is on disk already."""
@@ -117,4 +104,4 @@ class RecordingGuard:
             return trip
         if writer.end is None:
             writer.flush()
-        return trip.recorded_in(writer.path)
+        return trip.in_recording(writer.path)

@@ -1,7 +1,7 @@
 """Writes the last steps as a run when something is wrong: once for each step and reason, and `MOST_RUNS` times at most.
 
-All ranks of a program write into one folder without talking to each other: the rank that trips makes the run, and the
-others look at the end of each of their steps whether there is a run that they are not part of yet.
+All ranks of a program write into one folder without communicating: the rank that trips makes the run, and each other
+rank looks after each of its steps for runs that it is not part of yet.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from astray.log import logger
 from astray.process import absolute, relative_to_cwd
 
 if TYPE_CHECKING:
-    from astray.store import FlightRecorder  # which loads numpy: `astray check` looks here before the script runs
+    from astray.store import FlightRecorder  # loads numpy, and `astray check` imports this before the script runs
 
-HOME = "astray-guard"
+DEFAULT_FOLDER = "astray-guard"
 MOST_RUNS = 5
 """How often at most a guard that lets the program go on writes the last steps."""
 
@@ -28,29 +28,29 @@ _AFTERMATH = ("exception", "signal")
 
 
 class SnapshotWriter:
-    """The runs that a rank has written. `writer` is the recorder that holds the steps, once it is there."""
+    """Writes the runs of one rank. `writer` holds the steps in memory; None until the recording has begun."""
 
-    def __init__(self, places: SnapshotFolder) -> None:
+    def __init__(self, folder: SnapshotFolder) -> None:
         self.writer: FlightRecorder | None = None
-        self._places = places
-        self._written: dict[Path, Path | None] = {}  # None where it could not be
+        self._folder = folder
+        self._written: dict[Path, Path | None] = {}  # None for a run that could not be written
 
     def write(self, trip: Trip) -> Trip:
         """The trip, with the run into which the last steps were written."""
         if trip.path is not None:
             return trip
-        # When one rank trips, the others lose it, and end by an exception or a signal: that belongs to its run.
-        others = self.join_others(trip.headline) if trip.what in _AFTERMATH else []
-        if others:
-            return trip.at(others[-1])
-        run = self._places.run(trip.step, trip.what)
+        # When one rank trips, the others lose their peer, and end by an exception or a signal: that is part of its run.
+        joined = self.join_others(trip.headline) if trip.what in _AFTERMATH else []
+        if joined:
+            return trip.in_snapshot(joined[-1])
+        run = self._folder.run(trip.step, trip.what)
         if run not in self._written and len(self._written) < MOST_RUNS:
             self._dump(run, trip.headline)
-        return trip.at(self._written.get(run))
+        return trip.in_snapshot(self._written.get(run))
 
     def join_others(self, why: str) -> list[Path]:
-        """Adds this rank to the runs that others have begun."""
-        runs = self._places.of_others()
+        """Adds this rank to the runs that other ranks have begun; returns these runs."""
+        runs = self._folder.runs_of_others()
         for run in runs:
             self._dump(run, why)
         return runs
@@ -67,37 +67,35 @@ class SnapshotWriter:
 
 
 class SnapshotFolder:
-    """The runs of one guard, all in one folder, which is made at the first trip."""
+    """The folder with the runs of one guard. It is made at the first trip."""
 
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
-        self.folder = (
-            absolute(path) if path is not None else _unused(absolute(Path(HOME, _name(world_size))), world_size)
-        )
-        self._several = world_size > 1
-        self._mine: set[str] = set()  # the runs that this rank is part of
+        self.folder = _unused(Path(DEFAULT_FOLDER, _name(world_size)), world_size) if path is None else absolute(path)
+        self._is_distributed = world_size > 1
+        self._joined: set[str] = set()  # the runs that this rank is part of
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise RecordError(
                 f"{relative_to_cwd(self.folder)} is there already. Choose another path for what this guard may find."
             )
 
     def run(self, step: int, what: str) -> Path:
-        """Where to write what was found in a step."""
+        """The path of the run for a trip in this step."""
         name = f"step{step}-{what}"
-        self._mine.add(name)
+        self._joined.add(name)
         return self.folder / name
 
-    def of_others(self) -> list[Path]:
-        """The runs of other ranks that this one is not part of yet."""
-        if not self._several or not self.folder.is_dir():
+    def runs_of_others(self) -> list[Path]:
+        """The runs of other ranks that this one is not part of yet. Each is returned once."""
+        if not self._is_distributed or not self.folder.is_dir():
             return []
         names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
-        found = [name for name in names if name not in self._mine]
-        self._mine.update(found)
-        return [self.folder / name for name in found]
+        new = [name for name in names if name not in self._joined]
+        self._joined.update(new)
+        return [self.folder / name for name in new]
 
 
 def _unused(folder: Path, world_size: int) -> Path:
-    """The folder, or one beside it that no earlier guard of this second has written to. Ranks have to agree on one."""
+    """The folder, or a numbered one where a guard has written in this very second. Of several ranks all must agree."""
     folder = absolute(folder)
     if world_size > 1:
         return folder
@@ -106,7 +104,7 @@ def _unused(folder: Path, world_size: int) -> Path:
 
 
 def _name(world_size: int) -> str:
-    """A name that is unique to this program, and that each of its ranks finds by itself."""
+    """A name that is unique to this program, and that each of its ranks computes by itself."""
     if world_size == 1:
         return f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")

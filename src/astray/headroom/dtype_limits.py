@@ -1,6 +1,6 @@
-"""Where the numbers of a floating-point dtype end: at the top, at the bottom, and beside a number that is added to.
+"""The limits of a floating-point dtype: the largest numbers, the smallest ones, and the spacing between numbers.
 
-Built on `stats.dtypes`, which knows the bits. A complex dtype has the ends of its parts: so have its statistics.
+Built on `stats.dtypes`, which knows the bits. A complex dtype has the limits of its parts, as its statistics have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NARROW = 2.0**-30
 
 
 class DtypeLimits(NamedTuple):
-    """The ends of a dtype, with rounding to nearest, ties to even.
+    """The limits of a dtype, with rounding to nearest, ties to even.
 
     >>> limits("float16")
     DtypeLimits(name='float16', largest=65504.0, overflows=65520.0, tiny=6.103515625e-05, \
@@ -47,25 +47,27 @@ vanishes=2.9802322387695312e-08, eps=0.0009765625)
 
     @property
     def narrow(self) -> bool:
-        """Whether gradients are known to fall through its bottom."""
+        """Whether gradients are known to underflow in it."""
         return self.tiny > NARROW
 
     @property
     def coarse(self) -> bool:
-        """Whether it is an 8-bit float, which is filled to the brim on purpose: each tensor has a scale of its own."""
+        """Whether it is an 8-bit float, whose range is filled on purpose: each tensor has a scale of its own."""
         return self.eps >= 2.0**-3
 
 
 @cache
 def limits(name: str) -> DtypeLimits | None:
-    """The ends of this dtype; None for one that is unknown, or that holds no floating-point numbers."""
+    """The limits of this dtype; None for one that is unknown, or not of floating-point numbers."""
     dtype = dtypes.DTYPES.get(name)
     if dtype is None or dtype.kind not in ("float", "complex"):
         return None
-    step = math.ldexp(dtype.eps, math.frexp(dtype.max)[1] - 1)  # from the largest number to what would be the next
+    step = math.ldexp(
+        dtype.eps, math.frexp(dtype.max)[1] - 1
+    )  # from the largest number to the next one, if there were one
     halfway = dtype.max + step / 2
-    # A tie goes to the even one. That is the next, unless the largest number is even itself, as 448 of float8_e4m3fn
-    # is: the bits of its odd neighbour mean NaN.
+    # A tie goes to the even number. That is the next one, unless the largest number is even itself, as 448 of
+    # float8_e4m3fn is: the bits of its odd neighbour mean NaN.
     odd = (dtype.max / step) % 2 == 1
     overflows = halfway if odd else math.nextafter(halfway, math.inf)
     # float8_e8m0fnu has no zero: what is too small becomes its smallest number.
@@ -76,14 +78,14 @@ def limits(name: str) -> DtypeLimits | None:
 def targets(names: str | Iterable[str]) -> list[DtypeLimits]:
     """The dtypes of a list or of a text with commas (`float16,bf16`), each once. Raises UsageError for unknown ones."""
     words: Sequence[str] = names.split(",") if isinstance(names, str) and names else list(names)
-    found: dict[str, DtypeLimits] = {}
+    chosen: dict[str, DtypeLimits] = {}
     for word in (word.strip().removeprefix("torch.") for word in words):
         known = limits(SHORT.get(word, word))
         if known is None or dtypes.find(known.name).kind != "float":
             floats = [name for name, dtype in dtypes.DTYPES.items() if dtype.kind == "float"]
             raise UsageError(
-                f"{word!r} is no floating-point dtype.{did_you_mean(word, [*floats, *SHORT])} "
+                f"{word!r} is not a floating-point dtype.{did_you_mean(word, [*floats, *SHORT])} "
                 f"There are {', '.join(floats)}."
             )
-        found[known.name] = known
-    return list(found.values())
+        chosen[known.name] = known
+    return list(chosen.values())

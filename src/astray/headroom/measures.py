@@ -1,7 +1,7 @@
-"""What is measured of each place, over all its observations: head-room, its growth, zeros, subnormal numbers, motion.
+"""The measures of each place, over all its observations: head-room, its growth, zeros, subnormal numbers, motion.
 
-From statistics alone. Places are in order of their first appearance; docs/risk.md explains every column. `lost` bounds
-and estimates how much lies below a magnitude, `growth` fits a line to head-room over steps.
+From statistics alone. Places are in order of their first appearance; docs/guides/risk.md explains every column.
+`lost` bounds and estimates the share below a magnitude, `growth` fits a line to head-room over steps.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from astray.headroom.shares import Floats, ShareBounds, StatisticColumns, below,
 Ints = npt.NDArray[np.int64]
 
 HORIZON = 10
-"""A rate seen over so many steps is not followed further than ten times as many into the future."""
+"""A rate is extrapolated to at most ten times as many steps as it was seen over."""
 
 
 class PlaceMeasures(NamedTuple):
-    """The columns of all places, and what they were made from."""
+    """The columns of all places, and the values they were computed from."""
 
     columns: dict[str, Any]
     values: StatisticColumns  # of every row
-    row: Ints  # for each place the row that its columns name
-    largest_row: Ints  # and the one with its largest magnitude
+    row: Ints  # for each place the row whose rank, step and call are in its columns
+    largest_row: Ints  # for each place the row with its largest magnitude
     moving: WeightMotion
 
 
-def measure(seen: Observations) -> PlaceMeasures:
-    """All columns of a table of risks but the judgement."""
-    values, at = seen.values(), seen.numbers
+def measure(observations: Observations) -> PlaceMeasures:
+    """All columns of a table of risks except level and cause."""
+    values, at = observations.values(), observations.numbers
     bad = at["nan"] + at["inf"] > 0
-    nonfinite = np.bincount(seen.place, weights=bad).astype(np.int64)
-    largest_row = _first_of_each(seen, -values.absmax)
-    row = np.where(nonfinite > 0, _first_of_each(seen, np.where(bad, at["step"], np.inf)), largest_row)
-    words = {name: seen.words[name].take(seen.first) for name in (*OF_CALL, *OF_TENSOR)}
-    ends = [limits(str(name)) for name in words["dtype"]]
-    largest, tiny, eps = (np.array([getattr(end, name) for end in ends]) for name in ("largest", "tiny", "eps"))
+    nonfinite = np.bincount(observations.place, weights=bad).astype(np.int64)
+    largest_row = _first_of_each(observations, -values.absmax)
+    row = np.where(nonfinite > 0, _first_of_each(observations, np.where(bad, at["step"], np.inf)), largest_row)
+    words = {name: observations.words[name].take(observations.first) for name in (*OF_CALL, *OF_TENSOR)}
+    dtype_limits = [limits(str(name)) for name in words["dtype"]]
+    largest, tiny, eps = (
+        np.array([getattr(each, name) for each in dtype_limits]) for name in ("largest", "tiny", "eps")
+    )
     absmax = np.where(values.finite[largest_row] > 0, values.absmax[largest_row], np.nan)
-    small, moving = lost(seen, values, tiny[seen.place]), motion(seen)
+    small, moving = lost(observations, values, tiny[observations.place]), motion(observations)
     columns: dict[str, Any] = {
         **words,
         **{name: at[name][row] for name in ("rank", "step", "micro", "call")},
-        "observations": np.bincount(seen.place),
+        "observations": np.bincount(observations.place),
         "nonfinite": nonfinite,
         "nan": at["nan"][row],
         "inf": at["inf"][row],
         "absmax": absmax,
         "largest": largest,
         **_headroom(absmax, largest),
-        **_growth(seen, values.absmax, absmax, largest),
-        "zeros": _share_of_zeros(seen, values),
+        **_growth(observations, values.absmax, absmax, largest),
+        "zeros": _share_of_zeros(observations, values),
         **small.columns("subnormal"),
         "subnormal_step": at["step"][small.row],
         "half_ulp": eps / 2,
@@ -64,42 +66,42 @@ def measure(seen: Observations) -> PlaceMeasures:
     return PlaceMeasures(columns, values, row, largest_row, moving)
 
 
-def _first_of_each(seen: Observations, key: Floats) -> Ints:
+def _first_of_each(observations: Observations, key: Floats) -> Ints:
     """The row of each place with the smallest key; of several the one in the earliest step, then of the lowest rank."""
-    order = np.lexsort((np.arange(len(seen)), seen.numbers["step"], key, seen.place))
-    return order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]
+    order = np.lexsort((np.arange(len(observations)), observations.numbers["step"], key, observations.place))
+    return order[np.searchsorted(observations.place[order], np.arange(len(observations.first)))]
 
 
 def _headroom(absmax: Floats, largest: Floats) -> dict[str, Floats]:
     """As a factor and in powers of two; null where all numbers are zero."""
     with np.errstate(divide="ignore", over="ignore"):
-        some = absmax > 0
-        factor = np.where(some, largest / np.where(some, absmax, 1), np.nan)
-        bits = np.where(some, np.log2(largest) - np.log2(np.where(some, absmax, 1)), np.nan)
+        nonzero = absmax > 0
+        factor = np.where(nonzero, largest / np.where(nonzero, absmax, 1), np.nan)
+        bits = np.where(nonzero, np.log2(largest) - np.log2(np.where(nonzero, absmax, 1)), np.nan)
     return {"headroom": factor, "headroom_bits": np.maximum(bits, 0.0)}
 
 
-def _growth(seen: Observations, absmax: Floats, worst: Floats, largest: Floats) -> dict[str, npt.NDArray[Any]]:
-    """How many bits of head-room each step takes, and in how many more steps none would be left."""
+def _growth(observations: Observations, absmax: Floats, worst: Floats, largest: Floats) -> dict[str, npt.NDArray[Any]]:
+    """How many bits of head-room are lost in each step, and after how many more steps none would be left."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = growth(seen.place, seen.numbers["step"], np.log2(absmax), len(seen.first))
+        fitted = growth(observations.place, observations.numbers["step"], np.log2(absmax), len(observations.first))
         left = np.log2(largest) - np.log2(worst)
-        soonest, latest = left / found.high, left / found.low
-    far = HORIZON * found.span
+        soonest, latest = left / fitted.high, left / fitted.low
+    horizon = HORIZON * fitted.span
     return {
-        "steps": found.steps,
-        "growth_bits": found.rate,
-        "growth_low": found.low,
-        "growth_high": found.high,
-        "gone_soonest": np.where(soonest <= far, soonest, np.nan),
-        "gone_latest": np.where(latest <= far, latest, np.nan),
+        "steps": fitted.steps,
+        "growth_bits": fitted.rate,
+        "growth_low": fitted.low,
+        "growth_high": fitted.high,
+        "gone_soonest": np.where(soonest <= horizon, soonest, np.nan),
+        "gone_latest": np.where(latest <= horizon, latest, np.nan),
     }
 
 
-def _share_of_zeros(seen: Observations, values: StatisticColumns) -> Floats:
-    """Zeros among all finite values of all observations, exact; null where none is finite."""
-    zeros = np.bincount(seen.place, weights=values.finite - values.nonzero)
-    finite = np.bincount(seen.place, weights=values.finite)
+def _share_of_zeros(observations: Observations, values: StatisticColumns) -> Floats:
+    """The share of zeros among all finite values of all observations, exact; NaN where none is finite."""
+    zeros = np.bincount(observations.place, weights=values.finite - values.nonzero)
+    finite = np.bincount(observations.place, weights=values.finite)
     return np.where(finite > 0, zeros / np.maximum(finite, 1), np.nan)
 
 
@@ -118,34 +120,37 @@ class ShareBelow(NamedTuple):
         return {f"{name}_least": self.bounds.least, f"{name}_most": self.bounds.most, f"{name}_normal": self.normal}
 
 
-def lost(seen: Observations, values: StatisticColumns, threshold: Floats | float) -> ShareBelow:
-    """How much lies below a threshold (one for all, or one per row) where it is most: by lower bound, then by size."""
+def lost(observations: Observations, values: StatisticColumns, threshold: Floats | float) -> ShareBelow:
+    """The share below a threshold (one for all, or one per row), in the row of each place where it is largest.
+
+    The largest by its lower bound, then by the size of the threshold relative to the values.
+    """
     thresholds = np.broadcast_to(np.asarray(threshold, np.float64), values.absmax.shape)
     bounds = below(values, thresholds)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.nan_to_num(thresholds / values.l2 * np.sqrt(values.nonzero), posinf=0.0)
-    order = np.lexsort((-relative, -bounds.least, seen.place))
-    row = order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]
-    here = ShareBounds(bounds.least[row], bounds.most[row])
-    return ShareBelow(here, np.clip(normal_share(values.take(row), thresholds[row]), *here), row)
+    order = np.lexsort((-relative, -bounds.least, observations.place))
+    row = order[np.searchsorted(observations.place[order], np.arange(len(observations.first)))]
+    chosen = ShareBounds(bounds.least[row], bounds.most[row])
+    return ShareBelow(chosen, np.clip(normal_share(values.take(row), thresholds[row]), *chosen), row)
 
 
 # -- growth over steps -------------------------------------------------------------------------------------------------
 
 
 FEWEST = 6
-"""Steps below which no rate is given."""
+"""Fewer steps than this give no rate."""
 
 LEAST_GROWTH = 0.5
-"""Powers of two that a series must have grown in all: less says nothing about where it will end."""
+"""Powers of two that a series must have grown in all: less does not show where it will end."""
 
 _Z = 2.5758293035489004  # leaves half a percent of a normal distribution on either side
-_ROUNDING = 1e-9  # what remains of a perfect line, and may well resemble what remained before
-_FEWEST_FREE = 3  # degrees of freedom; fewer leave an interval too wide to speak of
+_ROUNDING = 1e-9  # residuals of a perfect line, which may correlate with each other
+_FEWEST_FREE = 3  # degrees of freedom; fewer leave an interval too wide to be useful
 
 
 class Growth(NamedTuple):
-    """For each series: how many steps it has and from which to which, its rate per step and a 99 % interval of it.
+    """For each series: its number of steps, their span, its rate per step and a 99 % interval of the rate.
 
     The rate is NaN where it does not grow steadily, and so is the interval.
     """
@@ -161,8 +166,8 @@ class Growth(NamedTuple):
 def growth(series: Ints, step: Ints, value: Floats, count: int) -> Growth:
     """The growth of `count` series, given as points in any order. Of several points in a step, the largest counts.
 
-    Steps of a training are not independent: to the textbook formula a random walk looks like a trend. So the number of
-    observations is reduced by how much each residual resembles the one before, and a rate is given only where even the
+    Steps of a training are not independent: by the textbook formula a random walk looks like a trend. So the number of
+    observations is reduced by the correlation of each residual with the one before, and a rate is given only where the
     lower end of its 99 % interval is above zero and the second half still grows.
     """
     known = np.isfinite(value)
@@ -173,15 +178,15 @@ def growth(series: Ints, step: Ints, value: Floats, count: int) -> Growth:
     residual[np.abs(residual) < _ROUNDING] = 0.0
     after = owner[1:] == owner[:-1]
     squares = _sums(owner, residual**2, count)
-    alike = _sums(owner[1:][after], (residual[1:] * residual[:-1])[after], count) / squares
-    alike = np.clip(np.nan_to_num(alike), 0.0, 1.0)  # residuals that alternate do not narrow the interval
-    free = n * (1 - alike) / (1 + alike) - 2
+    correlation = _sums(owner[1:][after], (residual[1:] * residual[:-1])[after], count) / squares
+    correlation = np.clip(np.nan_to_num(correlation), 0.0, 1.0)  # residuals that alternate do not narrow the interval
+    free = n * (1 - correlation) / (1 + correlation) - 2
     error = np.sqrt(squares / free / spread) * student(free)
     late = x >= x_mean[owner]
-    still, _, _ = _line(owner[late], x[late], y[late], count)
+    late_slope, _, _ = _line(owner[late], x[late], y[late], count)
     span = _range(owner, x, count)
     steady = (n >= FEWEST) & (free >= _FEWEST_FREE) & (slope - error > 0)
-    steady &= (still >= slope / 2) & (slope * span >= LEAST_GROWTH)
+    steady &= (late_slope >= slope / 2) & (slope * span >= LEAST_GROWTH)
     return Growth(n, span, *(np.where(steady, rate, np.nan) for rate in (slope, slope - error, slope + error)))
 
 
@@ -209,7 +214,7 @@ def _one_per_step(series: Ints, step: Ints, value: Floats) -> tuple[Ints, Floats
 
 
 def _line(owner: Ints, x: Floats, y: Floats, count: int) -> tuple[Floats, Floats, Floats]:
-    """Least squares: the slope of each series, what remains of each point, and the squares of x about its mean."""
+    """Least squares: the slope of each series, the residual of each point, the sum of squares of x about its mean."""
     n = np.bincount(owner, minlength=count)
     x = x - (_sums(owner, x, count) / n)[owner]
     y = y - (_sums(owner, y, count) / n)[owner]
@@ -224,9 +229,9 @@ def _sums(owner: Ints, values: npt.NDArray[Any], count: int) -> Floats:
 
 def _range(owner: Ints, x: Floats, count: int) -> Floats:
     """From the first to the last x of each series, which are sorted."""
-    found = np.zeros(count)
+    span = np.zeros(count)
     if len(owner):
         edges = np.flatnonzero(np.append(True, np.diff(owner) != 0))
         last = np.append(edges[1:], len(owner)) - 1
-        found[owner[edges]] = x[last] - x[edges]
-    return found
+        span[owner[edges]] = x[last] - x[edges]
+    return span

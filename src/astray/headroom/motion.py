@@ -1,4 +1,4 @@
-"""Which weights no longer move: what is added to them is smaller than half the distance to their next number.
+"""Which weights no longer move, since an update is smaller than half the distance to their next number.
 
 Where updates were recorded (`optimizer=["weight", "update"]`), an element that did not move is a zero of the update,
 and their number is exact. Otherwise a weight of which not one bit has changed from one recorded step to the next,
@@ -19,9 +19,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class WeightMotion(NamedTuple):
-    """What is known of the weights, for each place; NaN or 0 where a place is none, or nothing is known.
+    """What is known of the weights, for each place; NaN or 0 where a place is not a weight, or nothing is known.
 
-    Norms are of the last recorded step in which all was there, of the rank where the ratio is smallest. The shares are
+    Norms are of the last recorded step that has both, of the rank where the ratio is smallest. The shares are
     over the later half of the steps (all ranks), so that neither one skipped update nor the warm-up decides.
     """
 
@@ -30,7 +30,7 @@ class WeightMotion(NamedTuple):
     unmoved: Floats  # share of elements that did not move, exact; 1 where no bit changed in any step
     unmoved_with_gradient: Floats  # share, at least, of those with a gradient
     still_steps: Ints  # steps in which the whole weight did not change, though it had a gradient
-    watched_steps: Ints  # steps in which that could be told
+    watched_steps: Ints  # steps in which it is known whether it changed
     weight_row: Ints  # the rows of the last update and of the weight before it; −1 for none
     update_row: Ints
 
@@ -51,71 +51,72 @@ class _Steps(NamedTuple):
     moved: Ints  # 0 no bit changed, 1 some did, −1 not known
 
 
-def motion(seen: Observations) -> WeightMotion:
+def motion(observations: Observations) -> WeightMotion:
     """How the weights of a run move."""
-    names, numbers = _parameters(seen)
-    count = len(seen.first)
-    found = WeightMotion(
+    names, numbers = _parameters(observations)
+    count = len(observations.first)
+    result = WeightMotion(
         *(np.full(count, np.nan) for _ in range(4)),
         *(np.zeros(count, np.int64) for _ in range(2)),
         *(np.full(count, -1, np.int64) for _ in range(2)),
     )
     if not numbers:
-        return found
-    updates, forwards = _updates(seen, names, numbers), _forwards(seen, names, numbers)
-    better = ~np.isin(forwards.name, updates.name)  # what an optimizer's rows tell comes first
-    both = _Steps(*(np.append(updates[at], forwards[at][better]) for at in range(len(updates))))
+        return result
+    updates, forwards = _updates(observations, names, numbers), _forwards(observations, names, numbers)
+    only_forward = ~np.isin(forwards.name, updates.name)  # an optimizer's rows are preferred
+    both = _Steps(*(np.append(updates[at], forwards[at][only_forward]) for at in range(len(updates))))
     if not len(both.name):  # parameters of which no row is the weight itself
-        return found
+        return result
     both = _Steps(*(column[np.argsort(both.name, kind="stable")] for column in both))
     edges = np.flatnonzero(np.diff(both.name)) + 1
-    dtypes = seen.words["dtype"].codes
-    nonzero = seen.numbers["count"] - seen.numbers["zeros"]
+    dtypes = observations.words["dtype"].codes
+    nonzero = observations.numbers["count"] - observations.numbers["zeros"]
     for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), len(both.name)], strict=True):
         steps = _Steps(*(column[begin:end] for column in both))
-        same_dtype = dtypes[seen.first] == dtypes[steps.weight[0]]  # a copy in another precision moves otherwise
+        # A copy in another precision moves otherwise.
+        same_dtype = dtypes[observations.first] == dtypes[steps.weight[0]]
         places = np.flatnonzero((names == steps.name[0]) & same_dtype)
-        for column, value in zip(found, _told(seen.numbers, nonzero, steps), strict=True):
+        for column, value in zip(result, _fields_of(observations.numbers, nonzero, steps), strict=True):
             column[places] = value
-    return found
+    return result
 
 
-def _parameters(seen: Observations) -> tuple[Ints, dict[str, int]]:
+def _parameters(observations: Observations) -> tuple[Ints, dict[str, int]]:
     """For each place that is a weight, the number of its parameter (−1 for all others); and the numbers by name.
 
     A module's row has the weight at `h.2.proj` and `weight`, an optimizer's at `h.2.proj.weight` and `weight`.
     """
     known: dict[str, int] = {}
-    found = np.full(len(seen.first), -1, np.int64)
-    word = {name: seen.words[name].take(seen.first) for name in ("kind", "role", "site", "path")}
+    numbers = np.full(len(observations.first), -1, np.int64)
+    word = {name: observations.words[name].take(observations.first) for name in ("kind", "role", "site", "path")}
     for place in np.flatnonzero(word["role"].codes == word["role"].code("parameter")).tolist():
         kind, site, path = (str(word[name][place]) for name in ("kind", "site", "path"))
         if kind == "optimizer":
-            found[place] = known.setdefault(site, len(known))
+            numbers[place] = known.setdefault(site, len(known))
         elif kind == "module":
-            found[place] = known.setdefault(path if site == "<root>" else f"{site}.{path}", len(known))
-    return found, known
+            numbers[place] = known.setdefault(path if site == "<root>" else f"{site}.{path}", len(known))
+    return numbers, known
 
 
-def _updates(seen: Observations, names: Ints, numbers: dict[str, int]) -> _Steps:
+def _updates(observations: Observations, names: Ints, numbers: dict[str, int]) -> _Steps:
     """The steps of weights whose optimizer was recorded: all rows of one call belong together."""
-    at, optimizer = seen.numbers, seen.where(kind="optimizer")
-    weight = np.flatnonzero(optimizer & seen.where(role="parameter", path="weight"))
+    at, optimizer = observations.numbers, observations.where(kind="optimizer")
+    weight = np.flatnonzero(optimizer & observations.where(role="parameter", path="weight"))
     key = _numbered([at["rank"], at["seq"]])
-    after = _latest(key[weight], key, optimizer & seen.where(role="output", path="weight"))
-    update = _latest(key[weight], key, optimizer & seen.where(role="output", path="update"))
-    gradient = _latest(key[weight], key, optimizer & seen.where(role="input", path="grad"))
-    name, rank, step = names[seen.place[weight]], at["rank"][weight], at["step"][weight]
-    gradient = np.where(gradient >= 0, gradient, _gradients(seen, numbers, name, rank, step))
-    moved = np.where(update >= 0, at["zeros"][update] < at["count"][update], _changed(seen, weight, after))
+    after = _latest(key[weight], key, optimizer & observations.where(role="output", path="weight"))
+    update = _latest(key[weight], key, optimizer & observations.where(role="output", path="update"))
+    gradient = _latest(key[weight], key, optimizer & observations.where(role="input", path="grad"))
+    name, rank, step = names[observations.place[weight]], at["rank"][weight], at["step"][weight]
+    gradient = np.where(gradient >= 0, gradient, _gradients(observations, numbers, name, rank, step))
+    moved = np.where(update >= 0, at["zeros"][update] < at["count"][update], _changed(observations, weight, after))
     return _Steps(name, rank, step, weight, update, gradient, moved)
 
 
-def _forwards(seen: Observations, names: Ints, numbers: dict[str, int]) -> _Steps:
+def _forwards(observations: Observations, names: Ints, numbers: dict[str, int]) -> _Steps:
     """The steps of weights as modules saw them first in each, and whether they had other bits in the next."""
-    at = seen.numbers
-    row = np.flatnonzero((names[seen.place] >= 0) & seen.where(kind="module"))
-    name, rank, step = names[seen.place[row]], at["rank"][row], at["step"][row]
+    at = observations.numbers
+    row = np.flatnonzero((names[observations.place] >= 0) & observations.where(kind="module"))
+    name, rank, step = names[observations.place[row]], at["rank"][row], at["step"][row]
     order = np.lexsort((row, step, rank, name))
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = np.any([np.diff(column[order]) != 0 for column in (name, rank, step)], axis=0)
@@ -123,21 +124,21 @@ def _forwards(seen: Observations, names: Ints, numbers: dict[str, int]) -> _Step
     row, name, rank, step = row[order], name[order], rank[order], step[order]
     same = np.zeros(len(row), np.bool_)
     same[:-1] = (name[1:] == name[:-1]) & (rank[1:] == rank[:-1])
-    moved = _changed(seen, row, np.where(same, np.roll(row, -1), -1))
-    gradient = _gradients(seen, numbers, name, rank, step)
+    moved = _changed(observations, row, np.where(same, np.roll(row, -1), -1))
+    gradient = _gradients(observations, numbers, name, rank, step)
     return _Steps(name, rank, step, row, np.full(len(row), -1, np.int64), gradient, moved)
 
 
-def _gradients(seen: Observations, numbers: dict[str, int], name: Ints, rank: Ints, step: Ints) -> Ints:
-    """The row with what had accumulated in a weight's gradient at the end of a step; −1 for none."""
-    at, sites = seen.numbers, seen.words["site"]
+def _gradients(observations: Observations, numbers: dict[str, int], name: Ints, rank: Ints, step: Ints) -> Ints:
+    """The row of a weight's accumulated gradient at the end of a step; −1 for none."""
+    at, sites = observations.numbers, observations.words["site"]
     owner = np.array([*(numbers.get(site, -1) for site in sites.values), -1])[sites.codes]
-    mask = seen.where(kind="parameter", role="gradient", path="grad") & (owner >= 0)
+    mask = observations.where(kind="parameter", role="gradient", path="grad") & (owner >= 0)
     key = _numbered([np.append(owner, name), np.append(at["rank"], rank), np.append(at["step"], step)])
-    return _latest(key[len(seen) :], key[: len(seen)], mask)
+    return _latest(key[len(observations) :], key[: len(observations)], mask)
 
 
-def _told(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) -> tuple[float | int, ...]:
+def _fields_of(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) -> tuple[float | int, ...]:
     """The fields of `WeightMotion` for one weight."""
     numbers = np.unique(steps.step)
     late = steps.step >= numbers[len(numbers) // 2]
@@ -151,8 +152,8 @@ def _told(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) -> tupl
         zeros, count = at["zeros"][steps.update[moved_by]].sum(), at["count"][steps.update[moved_by]].sum()
         unmoved = float(zeros / count) if count else np.nan  # of updates without any element
         both = moved_by & has_gradient
-        pulled, moving = (nonzero[rows[both]] for rows in (steps.gradient, steps.update))
-        with_gradient = float(np.maximum(pulled - moving, 0).sum() / pulled.sum()) if both.any() else np.nan
+        with_grad, moved = (nonzero[rows[both]] for rows in (steps.gradient, steps.update))
+        with_gradient = float(np.maximum(with_grad - moved, 0).sum() / with_grad.sum()) if both.any() else np.nan
     elif watched.any() and still[watched].all():
         unmoved = with_gradient = 1.0
     still_steps, watched_steps = (len(np.unique(steps.step[mask])) for mask in (still, watched))
@@ -167,22 +168,22 @@ class _Last(NamedTuple):
 
 def _last(at: dict[str, npt.NDArray[Any]], steps: _Steps, rows: Ints) -> _Last:
     """The smallest ratio of the norms of some rows to those of their weights, in the last step that has one."""
-    there = (rows >= 0) & (at["l2"][steps.weight] > 0) & np.isfinite(at["l2"][rows])
-    if not there.any():
+    known = (rows >= 0) & (at["l2"][steps.weight] > 0) & np.isfinite(at["l2"][rows])
+    if not known.any():
         return _Last(float("nan"), -1, -1)
-    there &= steps.step == steps.step[there].max()
-    weights, others = steps.weight[there], rows[there]
-    with np.errstate(over="ignore"):  # a damaged norm may be next to nothing
+    known &= steps.step == steps.step[known].max()
+    weights, others = steps.weight[known], rows[known]
+    with np.errstate(over="ignore"):  # a damaged norm may be nearly 0
         ratios = at["l2"][others] / at["l2"][weights]
     least = int(np.argmin(ratios))
     return _Last(float(ratios[least]), int(weights[least]), int(others[least]))
 
 
-def _changed(seen: Observations, before: Ints, after: Ints) -> Ints:
-    """Whether two rows have other bits: 1 or 0, −1 where it cannot be told."""
-    prints, known = seen.numbers["fingerprint"], seen.numbers["known_print"]
-    told = (before >= 0) & (after >= 0) & known[before] & known[after]
-    return np.where(told, prints[before] != prints[after], -1).astype(np.int64)
+def _changed(observations: Observations, before: Ints, after: Ints) -> Ints:
+    """Whether two rows have other bits: 1 or 0, −1 where that is not known."""
+    prints, known = observations.numbers["fingerprint"], observations.numbers["known_print"]
+    both = (before >= 0) & (after >= 0) & known[before] & known[after]
+    return np.where(both, prints[before] != prints[after], -1).astype(np.int64)
 
 
 def _numbered(columns: list[Ints]) -> Ints:
@@ -198,5 +199,5 @@ def _latest(wanted: Ints, keys: Ints, mask: npt.NDArray[np.bool_]) -> Ints:
     """For each key wanted, the last of the masked rows that has it; −1 for none."""
     rows = np.flatnonzero(mask)
     last = np.full(int(max(keys.max(initial=-1), wanted.max(initial=-1))) + 1, -1, np.int64)
-    last[keys[rows]] = rows  # of several the last assignment stays
+    last[keys[rows]] = rows  # of several rows with one key the last assignment remains
     return last[wanted]

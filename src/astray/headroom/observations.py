@@ -1,7 +1,7 @@
 """The rows of all ranks side by side as columns, and which of them are the same place seen again in another step.
 
-A place is a site, phase, role, path and dtype: what the analysis of risks speaks of. Calls, micro steps and ranks of
-one place are observations of it. What has no floating-point statistics is left out here, and counted.
+A place is a site, phase, role, path and dtype: the unit of the analysis of risks. Its calls, micro steps, steps and
+ranks are observations of it. Rows without floating-point statistics are left out here, and counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBERS_OF_TENSOR = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan
 
 @dataclass
 class LeftOut:
-    """How many rows say nothing about head-room, and why."""
+    """How many rows have no head-room, and why."""
 
     total: int = 0  # how many rows there were to choose from
     unmeasured: int = 0  # recorded without statistics
@@ -69,7 +69,7 @@ class Observations:
         return len(self.place)
 
     def values(self) -> StatisticColumns:
-        """The statistics of all rows, as `shares` wants them."""
+        """The statistics of all rows, as the functions of `shares` take them."""
         at = self.numbers
         finite = (at["count"] - at["nan"] - at["inf"]).astype(np.float64)
         low, high, mean, l2, absmax = (np.nan_to_num(at[name]) for name in ("min", "max", "mean", "l2", "absmax"))
@@ -89,25 +89,25 @@ def _columns(
     calls, tensors = rank.calls, rank.tensors
     rows = _measured(rank, steps, left_out)
     at = rank.call_rows[rows]
-    found: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(rows), rank.rank, np.int64)}
-    found |= {name: calls.numbers(name)[at].astype(np.int64) for name in _NUMBERS_OF_CALL}
-    found |= {name: tensors.numbers(name)[rows] for name in _NUMBERS_OF_TENSOR}
-    found["known_print"] = tensors.valid("fingerprint")[rows]
-    found["value"] = graph_of(rank).first_seen[rows]
-    found |= {name: _recoded(calls.coded(name), at, words[name]) for name in OF_CALL}
-    found |= {name: _recoded(tensors.coded(name), rows, words[name]) for name in OF_TENSOR}
-    return found
+    columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(rows), rank.rank, np.int64)}
+    columns |= {name: calls.numbers(name)[at].astype(np.int64) for name in _NUMBERS_OF_CALL}
+    columns |= {name: tensors.numbers(name)[rows] for name in _NUMBERS_OF_TENSOR}
+    columns["known_print"] = tensors.valid("fingerprint")[rows]
+    columns["value"] = graph_of(rank).first_seen[rows]
+    columns |= {name: _recoded(calls.coded(name), at, words[name]) for name in OF_CALL}
+    columns |= {name: _recoded(tensors.coded(name), rows, words[name]) for name in OF_TENSOR}
+    return columns
 
 
 def _measured(rank: RankRun, steps: StepSelection, left_out: LeftOut) -> Ints:
-    """The rows with floating-point statistics, in the steps asked for; the others are counted."""
+    """The rows with floating-point statistics in these steps; the others are counted."""
     tensors, at = rank.tensors, rank.call_rows
     wanted = at >= 0
     left_out.orphans += int((~wanted).sum())
     if steps and len(rank.calls):
-        numbers, places = np.unique(rank.calls.numbers("step"), return_inverse=True)
-        fitting = np.array([int(number) in steps for number in numbers], np.bool_)[places]
-        wanted = wanted & fitting[at]
+        numbers, step_of = np.unique(rank.calls.numbers("step"), return_inverse=True)
+        selected = np.array([int(number) in steps for number in numbers], np.bool_)[step_of]
+        wanted = wanted & selected[at]
     left_out.total += int(wanted.sum())
     kinds = tensors.coded("dtype")
     floating = _by_word(kinds, lambda name: limits(name) is not None)
@@ -130,7 +130,7 @@ def _counted(tensors: Table, rows: npt.NDArray[np.bool_]) -> Counter[str]:
 
 
 def _recoded(column: DictionaryColumn[Any], rows: Ints, words: dict[Any, int]) -> npt.NDArray[np.int32]:
-    """The codes of some rows in the numbering that all ranks share."""
+    """The codes of some rows in the numbering of all ranks."""
     numbers = [words.setdefault(word, len(words)) for word in column.values]
     return np.array([*numbers, -1], np.int32)[column.codes[rows]]
 
@@ -139,7 +139,7 @@ def _places(columns: list[DictionaryColumn[Any]]) -> tuple[Ints, Ints]:
     """Numbers the distinct combinations of some columns in order of their first row."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        # Numbered anew after each column, so that the product of the vocabularies never overflows.
+        # Renumbered after each column, so that the product of the vocabularies never overflows.
         key = np.unique(key * (len(column.values) + 1) + column.codes + 1, return_inverse=True)[1].astype(np.int64)
     _, first, key = np.unique(key, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")

@@ -1,7 +1,7 @@
 """How close the numbers of a run come to trouble, for a terminal: a line of counts, then the places, the worst first.
 
-Takes a `Risk` and what the reader wants to see of it. Places whose worst tensor is the same one are shown once. Shares
-are written as what they are: `12 %` is exact, `≥ 12 %` a bound, `~12 %` an estimate.
+Takes a `Risk` and `RiskOptions`. Places whose worst tensor is the same one are shown once. Of shares, `12 %` is exact,
+`≥ 12 %` a bound, `~12 %` an estimate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SORTS: dict[str, Order] = {
     "update": lambda table: table.numbers("update_ratio"),
     "gradient": lambda table: table.numbers("gradient_ratio"),
 }
-"""What the places can be sorted by instead of their risk, the worst first: a key that is smallest there."""
+"""What the places can be sorted by instead of their risk: a key that is smallest for the worst place."""
 
 _EXTRA: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "growth": ("growth", lambda row: _or_dash(row["growth_bits"], "+{:.2g} bits/step")),
@@ -48,7 +48,7 @@ _EXTRA: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "update": ("update/weight", lambda row: _or_dash(row["update_ratio"], "{:.1e}")),
     "gradient": ("gradient/weight", lambda row: _or_dash(row["gradient_ratio"], "{:.1e}")),
 }
-"""Columns that are shown when it is sorted by them."""
+"""Columns that are shown when the table is sorted by them."""
 
 _WORDS = ("risk", "phase", "site", "tensor", "dtype", "why")
 _DROPPABLE = ("head-room", "phase", "dtype", "step", "largest", "zeros", "subnormal")
@@ -69,30 +69,30 @@ class RiskOptions:
 
 def render(
     risk: Risk,
-    wanted: RiskOptions | None = None,
+    options: RiskOptions | None = None,
     *,
     width: int = WIDTH,
     table_width: int | None = None,
     colour: bool = False,
 ) -> str:
-    """The places as text. table_width: that of the table, where it is not the width of the texts around it."""
-    wanted = wanted or RiskOptions()
+    """The places as text. table_width: the width of the table, where it is not that of the texts around it."""
+    options = options or RiskOptions()
     if not len(risk):
         return _folded(f"{risk.run.path}: {_nothing(risk)}", width)
-    found = _ordered(risk, risk.table.take(_chosen(risk.table, wanted)), wanted)
-    once = found.take(np.sort(np.unique(found.numbers("tensor"), return_index=True)[1]))
-    shown = once.take(slice(wanted.top)) if check_top(wanted.top) else once
-    lines = [_head(risk, once, width, colour)]
+    selected = _ordered(risk, risk.table.take(_chosen(risk.table, options)), options)
+    distinct = selected.take(np.sort(np.unique(selected.numbers("tensor"), return_index=True)[1]))
+    shown = distinct.take(slice(options.top)) if check_top(options.top) else distinct
+    lines = [_head(risk, distinct, width, colour)]
     if not len(shown):
-        return "\n".join([*lines, "", printable(f"No place is {_described(wanted)}.")])
-    lines += [_folded(text, width, "  ") for text in _scales(risk, once)]
-    rows = [_cells(risk, shown.row(row), wanted.sort) for row in range(len(shown))]
+        return "\n".join([*lines, "", printable(f"No place is {_described(options)}.")])
+    lines += [_folded(text, width, "  ") for text in _dtype_sentences(risk, distinct)]
+    rows = [_cells(risk, shown.row(row), options.sort) for row in range(len(shown))]
     several = len(risk.run.ranks) > 1
     rows = [{name: cell for name, cell in row.items() if name != "rank" or several} for row in rows]
     grid = TextTable((*_WORDS, *(target.name for target in risk.targets)), _DROPPABLE, _LEAST, _LEAST_OF_ALL)
     head, *body = grid.lines(rows, table_width or width, _painted if colour else None)
     lines += ["", _paint(head, DIM, colour), *body]
-    left = _left_out(risk, once, len(shown), len(found) - len(once))
+    left = _left_out(risk, distinct, len(shown), len(selected) - len(distinct))
     lines += ["", _folded(left, width)] if left else []
     return "\n".join(line.rstrip() for line in lines)
 
@@ -100,33 +100,36 @@ def render(
 def _nothing(risk: Risk) -> str:
     left = risk.left_out
     if left.unmeasured:
-        return "it was recorded without statistics, which head-room is told from. Record it with keep='stats'."
+        return "it was recorded without statistics, from which head-room is computed. Record it with keep='stats'."
     if left.total:
         return f"no tensor has a head-room: {_skipped(risk)}."
     return "it holds no tensor in the steps and ranks asked for." if risk.run.steps else "it holds no tensor."
 
 
-def _chosen(table: Table, wanted: RiskOptions) -> npt.NDArray[np.bool_]:
+def _chosen(table: Table, options: RiskOptions) -> npt.NDArray[np.bool_]:
     chosen = np.ones(len(table), np.bool_)
-    if wanted.match is not None:
-        pattern, sites = regular_expression(wanted.match), table.coded("site")
+    if options.match is not None:
+        pattern, sites = regular_expression(options.match), table.coded("site")
         chosen &= np.array([*(bool(pattern.search(site)) for site in sites.values), False])[sites.codes]
-    for name, word in (("phase", wanted.phase), ("role", wanted.role)):
+    for name, word in (("phase", options.phase), ("role", options.role)):
         if word is not None:
             chosen &= table.coded(name).codes == table.coded(name).code(word)
     return chosen
 
 
-def _described(wanted: RiskOptions) -> str:
-    parts = [f"in phase {wanted.phase}" if wanted.phase else "", f"in the role {wanted.role}" if wanted.role else ""]
-    parts += [f"at a site like {wanted.match!r}" if wanted.match else ""]
+def _described(options: RiskOptions) -> str:
+    parts = [
+        f"in phase {options.phase}" if options.phase else "",
+        f"in the role {options.role}" if options.role else "",
+        f"at a site like {options.match!r}" if options.match else "",
+    ]
     return " and ".join(part for part in parts if part)
 
 
-def _ordered(risk: Risk, table: Table, wanted: RiskOptions) -> Table:
-    """What cannot be told comes last; ties stay in order of risk."""
-    if wanted.sort is not None:
-        key = SORTS[wanted.sort](table)
+def _ordered(risk: Risk, table: Table, options: RiskOptions) -> Table:
+    """Sorted; unknown values come last, and ties stay in order of risk."""
+    if options.sort is not None:
+        key = SORTS[options.sort](table)
     elif risk.targets:
         key = np.min([_badness(table, target.name) for target in risk.targets], axis=0)
     else:
@@ -135,9 +138,10 @@ def _ordered(risk: Risk, table: Table, wanted: RiskOptions) -> Table:
 
 
 def _badness(table: Table, target: str) -> npt.NDArray[np.float64]:
-    """What overflows comes first, that furthest beyond; then what loses most, and an optimizer's numbers after others.
+    """A sort key: the largest overflows first, then the largest losses; an optimizer's numbers after all others.
 
-    Those have a dtype of their own choice, and would fill the screen: squares of gradients vanish in every small one.
+    Their dtype is chosen by the optimizer, and they would fill the screen: squares of gradients vanish in every small
+    dtype.
     """
     bits = np.minimum(np.nan_to_num(table.numbers(f"headroom_bits_{target}")), 0.0)
     lost = np.maximum(_lost(table, "flushed", target), np.nan_to_num(table.numbers(f"unmoved_estimate_{target}")))
@@ -146,10 +150,9 @@ def _badness(table: Table, target: str) -> npt.NDArray[np.float64]:
 
 
 def _lost(table: Table, name: str, target: str) -> npt.NDArray[np.float64]:
-    """The share that would become zero: what is sure, or what is likely if that is more."""
-    found: npt.NDArray[np.float64]
-    found = np.maximum(table.numbers(f"{name}_least_{target}"), table.numbers(f"{name}_normal_{target}"))
-    return found
+    """The share that would become zero: its lower bound, or the estimate if that is more."""
+    least, normal = table.numbers(f"{name}_least_{target}"), table.numbers(f"{name}_normal_{target}")
+    return np.asarray(np.maximum(least, normal), np.float64)
 
 
 def _head(risk: Risk, table: Table, width: int, colour: bool) -> str:
@@ -162,9 +165,9 @@ def _head(risk: Risk, table: Table, width: int, colour: bool) -> str:
     return f"{_paint(name, BOLD, colour)}\n{_folded(text, width)}"
 
 
-def _scales(risk: Risk, table: Table) -> list[str]:
-    """A sentence about each dtype that is imagined."""
-    found = []
+def _dtype_sentences(risk: Risk, table: Table) -> list[str]:
+    """A sentence about each dtype of `what_if`."""
+    sentences = []
     for target in risk.targets:
         over = int(table.numbers(f"overflows_{target.name}").sum())
         text = f"as {target.name}: {over:,} of {figures.counted(len(table), 'place')} would overflow"
@@ -173,13 +176,13 @@ def _scales(risk: Risk, table: Table) -> list[str]:
             text += "; the scale for each, in parentheses, is the largest that fits it"
         elif target.narrow and np.isfinite(scale):
             scaled = ~np.isnan(table.numbers(f"scale_{target.name}"))
-            bare, helped = (
+            unscaled, with_scale = (
                 int((_lost(table, name, target.name)[scaled] >= SOME).sum()) for name in ("flushed", "scaled_flushed")
             )
-            text += f"; of {int(scaled.sum()):,} with gradients {bare:,} would lose 1 % or more to zero, "
-            text += f"and {helped:,} with a loss scale of {power(scale)}, the largest that fits all"
-        found.append(f"{text}.")
-    return found
+            text += f"; of {int(scaled.sum()):,} with gradients {unscaled:,} would lose 1 % or more to zero, "
+            text += f"and {with_scale:,} with a loss scale of {power(scale)}, the largest that fits all"
+        sentences.append(f"{text}.")
+    return sentences
 
 
 def _cells(risk: Risk, row: dict[str, Any], sort: str | None) -> dict[str, str]:
@@ -196,7 +199,7 @@ def _cells(risk: Risk, row: dict[str, Any], sort: str | None) -> dict[str, str]:
         "largest": _or_dash(row["absmax"], "{:.2g}"),
     }
     if risk.targets:
-        return cells | extra | {target.name: imagined(row, target) for target in risk.targets}
+        return cells | extra | {target.name: in_dtype_text(row, target) for target in risk.targets}
     return cells | {
         "head-room": headroom(row),
         "zeros": share(row["zeros"], row["zeros"], 0.0),
@@ -250,12 +253,12 @@ def _paint(text: str, code: str, colour: bool) -> str:
     return painted(text, code) if colour and text.strip() else printable(text)
 
 
-# -- the words for one place: head-room, shares, the cause of its level, other dtypes ----------------------------------
+# -- the texts for one place: head-room, shares, the cause of its level, other dtypes ----------------------------------
 
 
 Row = dict[str, Any]
 
-_TOLD = 1e-3
+_LEAST_SHARE = 1e-3
 """A smaller share that would be lost is not mentioned."""
 
 
@@ -281,7 +284,7 @@ def power(value: float) -> str:
 
 
 def share(least: float, most: float, normal: float) -> str:
-    """A share of which a lower and an upper bound are known, and an estimate: the most that can be said of it.
+    """A share by its lower bound, its upper bound and its estimate, as precisely as these allow.
 
     >>> share(0.25, 0.25, 0.0), share(0.125, 0.5, 0.3), share(0.0, 0.9, 0.02), share(0.0, 0.9, 1e-9), share(0, 0, 0)
     ('25 %', '≥ 12 %', '~2 %', '~0', '0')
@@ -290,13 +293,13 @@ def share(least: float, most: float, normal: float) -> str:
         return "–"
     if least == most:
         return percent(least)
-    if least >= _TOLD:
+    if least >= _LEAST_SHARE:
         return f"≥ {percent(least, down=True)}"
     return f"~{percent(normal)}" if normal >= 1e-4 else "~0"
 
 
 def percent(value: float, down: bool = False) -> str:
-    """A share in percent, two digits; never `100 %` of what is not everything, nor more than there is where it bounds.
+    """A share in percent, two digits; never `100 %` for less than all, and a lower bound is rounded `down`.
 
     >>> percent(0.5), percent(0.031), percent(0.9999), percent(1.0), percent(0.9578, down=True), percent(0.00012)
     ('50 %', '3.1 %', '99.9 %', '100 %', '95 %', '0.012 %')
@@ -312,9 +315,9 @@ def percent(value: float, down: bool = False) -> str:
 
 
 def why(row: Row) -> str:
-    """The cause of a place's level, in words; nothing where it is calm."""
-    said = _CAUSES.get(row["cause"])
-    return said(row) if said else ""
+    """The cause of a place's level, in words; empty where it is calm."""
+    text_of = _CAUSES.get(row["cause"])
+    return text_of(row) if text_of else ""
 
 
 def _nonfinite(row: Row) -> str:
@@ -360,8 +363,8 @@ def _unmoved(row: Row) -> str:
 def _subnormal(row: Row) -> str:
     known = limits(row["dtype"])
     ends = f"{known.tiny:.1e}" if known else "the smallest normal number"
-    told = share(row["subnormal_least"], row["subnormal_most"], 0.0)
-    return f"{told} below {ends} in step {row['subnormal_step']}"
+    subnormal = share(row["subnormal_least"], row["subnormal_most"], 0.0)
+    return f"{subnormal} below {ends} in step {row['subnormal_step']}"
 
 
 _CAUSES: dict[str, Callable[[Row], str]] = {
@@ -375,22 +378,22 @@ _CAUSES: dict[str, Callable[[Row], str]] = {
 }
 
 
-def imagined(row: Row, target: DtypeLimits) -> str:
-    """What would become of a place in another dtype, with the scale that helps behind it, and of the weights' updates.
+def in_dtype_text(row: Row, target: DtypeLimits) -> str:
+    """What would become of a place in another dtype, a scale that helps in parentheses, and of weight updates.
 
     `overflows 3.2× (fits ×2^-2)`, `≥ 93 % lost (~2 % lost ×2^14)`, `fits; ~90 % stuck`
     """
-    at = target.name
-    over = f"overflows {factor(2.0 ** -row[f'headroom_bits_{at}'])}" if row[f"overflows_{at}"] else ""
-    told = over or _share_in_words(row, "flushed", at) or "fits"
-    scale, stuck = row[f"scale_{at}"], row[f"unmoved_estimate_{at}"]
-    if told != "fits" and not math.isnan(scale) and scale != 1:
-        told += f" ({_share_in_words(row, 'scaled_flushed', at) or 'fits'} ×{power(scale)})"
+    dtype = target.name
+    over = f"overflows {factor(2.0 ** -row[f'headroom_bits_{dtype}'])}" if row[f"overflows_{dtype}"] else ""
+    text = over or _share_in_words(row, "flushed", dtype) or "fits"
+    scale, stuck = row[f"scale_{dtype}"], row[f"unmoved_estimate_{dtype}"]
+    if text != "fits" and not math.isnan(scale) and scale != 1:
+        text += f" ({_share_in_words(row, 'scaled_flushed', dtype) or 'fits'} ×{power(scale)})"
     if not math.isnan(stuck) and stuck >= HALF:
-        told += f"; {share(row[f'unmoved_least_{at}'], 1.0, stuck)} stuck"
-    return told
+        text += f"; {share(row[f'unmoved_least_{dtype}'], 1.0, stuck)} stuck"
+    return text
 
 
-def _share_in_words(row: Row, name: str, at: str) -> str:
-    least, most, normal = (row[f"{name}_{kind}_{at}"] for kind in ("least", "most", "normal"))
-    return f"{share(least, most, normal)} lost" if max(least, normal) >= _TOLD else ""
+def _share_in_words(row: Row, name: str, dtype: str) -> str:
+    least, most, normal = (row[f"{name}_{kind}_{dtype}"] for kind in ("least", "most", "normal"))
+    return f"{share(least, most, normal)} lost" if max(least, normal) >= _LEAST_SHARE else ""

@@ -13,7 +13,7 @@ Where = Literal["output", "loss", "gradient", "weight", "buffer", "update", "sta
 
 @dataclass(frozen=True)
 class SurfacePoint:
-    """Where NaN or infinity came to light: in which of the things that matter, and whose it is."""
+    """Where NaN or infinity surfaced: in what kind of tensor that matters, at which site and path."""
 
     what: Where
     site: str
@@ -35,7 +35,7 @@ class Element:
     """One element of a tensor.
 
     part: which part of a complex number `value` is.
-    whole: of a part of a distributed tensor, the shape of the whole, in which the index counts.
+    whole: for a shard of a distributed tensor, the shape of the whole tensor, to which the index refers.
     """
 
     index: tuple[int, ...]
@@ -49,8 +49,8 @@ class Element:
 
 
 @dataclass(frozen=True)
-class TensorMention:
-    """A tensor of a call. `forward` says that it is of the forward call, where the call itself is a backward one."""
+class TensorSummary:
+    """A tensor of a call. forward: whether it belongs to the forward call of a backward call."""
 
     role: str
     path: str
@@ -108,13 +108,13 @@ class Alarm:
     """NaN or infinity that reached something that matters, and the call it comes from.
 
     ranks: all ranks on which the same call did the same, or which were reached by a collective.
-    later: further steps of which the same is to blame.
-    candidates: where gradients of calls were not read, the calls of whose backward one did it; `origin` is then the
-        parameter whose gradient was the first to be bad.
+    later: further steps that go wrong for the same reason.
+    candidates: where gradients of calls were not read, the calls whose backward may have made it; `origin` is then the
+        parameter with the first bad gradient.
     origin: the call; `enclosing` are the module calls around it, outermost first, as far as modules were recorded.
-    offenders: its tensors that hold NaN or infinity; `given`, what it had to work with.
+    offenders: its tensors that hold NaN or infinity; `given`, its inputs.
     chain: the calls from the origin to where it surfaced first; `skipped` of them in the middle are left out.
-    surfaced: all that it spoilt in this step, in order.
+    surfaced: all that it reached in this step, in order.
     """
 
     step: int
@@ -122,8 +122,8 @@ class Alarm:
     rank: int
     origin: CallLocation
     kind: AccidentKind
-    offenders: tuple[TensorMention, ...]
-    given: tuple[TensorMention, ...]
+    offenders: tuple[TensorSummary, ...]
+    given: tuple[TensorSummary, ...]
     chain: tuple[CallLocation, ...]
     surfaced: tuple[SurfacePoint, ...]
     skipped: int = 0
@@ -134,7 +134,7 @@ class Alarm:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What alarms of other ranks and steps share when they have the same origin."""
+        """Equal for alarms of other ranks and steps that have the same origin."""
         origin = self.origin
         return self.micro, origin.site, origin.type, origin.call, origin.phase, self.kind.word
 
@@ -150,9 +150,9 @@ class Alarm:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, Statistics | Frame):
         return _plain(value._asdict())
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,7 @@
 """Origins of one step → alarms: looks up the stacks, the numbers and the values that describe them.
 
-The first bad element of a tensor is in its row. Runs recorded before format version 3 lack it; there the kept values
-tell, where all of them were kept.
+The first bad element of a tensor is in its row. Runs recorded before format version 3 lack it; there it is searched in
+the kept values, where all of them were kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.nonfinite.alarm import Alarm, CallLocation, Element, TensorMention
+from astray.nonfinite.alarm import Alarm, CallLocation, Element, TensorSummary
 from astray.nonfinite.flow import CallInterval, Event, bounds_of
 from astray.nonfinite.kinds import OriginCase, arguments, kind_of
 from astray.nonfinite.origins import Origins, Trace
@@ -29,16 +29,16 @@ Values = Callable[[int], npt.NDArray[Any] | None]
 """The values of a row of the step's tensors as they were stored; None when they were not kept."""
 
 MOST_CALLS = 8
-"""So many calls of a chain are listed: those next to the origin and those next to where it surfaced."""
+"""The most calls of a chain that are listed: half next to the origin, half next to where it surfaced."""
 
 _NO_BOUNDS = CallInterval()
-_FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
+_SHRINKING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
 
 
 def describe_origins(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
     """One alarm for each origin of a step, the earliest first."""
-    teller = _OriginDescriber(origins, stacks, values)
-    return [teller.alarm(trace, rank) for trace in origins.traces]
+    describer = _OriginDescriber(origins, stacks, values)
+    return [describer.alarm(trace, rank) for trace in origins.traces]
 
 
 class _OriginDescriber:
@@ -52,7 +52,7 @@ class _OriginDescriber:
         chain = self._chain(event, trace.surfaces[0][0])
         head, tail = MOST_CALLS // 2, MOST_CALLS - MOST_CALLS // 2
         skipped = max(len(chain) - MOST_CALLS, 0)
-        offenders = tuple(self._seen(row) for row in self._spoilt(event))
+        offenders = tuple(self._summary(row) for row in self._offenders(event))
         given = tuple(self._given(event))
         bounds = bounds_of(rows, event.row) if event.kind == "unread" else _NO_BOUNDS
         return Alarm(
@@ -60,30 +60,30 @@ class _OriginDescriber:
             micro=int(calls.numbers("micro")[event.call]),
             rank=rank,
             ranks=(rank,),
-            origin=self._caller(event.call, self._line(event)),
+            origin=self._location(event.call, self._origin_stack(event)),
             kind=kind_of(self._case(event, offenders, given, bounds.before)),
             offenders=offenders,
             given=given,
-            chain=tuple(self._caller(call) for call in (chain[:head] + chain[-tail:] if skipped else chain)),
+            chain=tuple(self._location(call) for call in (chain[:head] + chain[-tail:] if skipped else chain)),
             skipped=skipped,
             surfaced=tuple(dict.fromkeys(surfaced for _, surfaced in trace.surfaces)),
             enclosing=tuple(self._enclosing(event.call)),
-            candidates=tuple(self._caller(call) for call in bounds.candidates),
+            candidates=tuple(self._location(call) for call in bounds.candidates),
         )
 
     def _case(
-        self, event: Event, offenders: tuple[TensorMention, ...], given: tuple[TensorMention, ...], before: str
+        self, event: Event, offenders: tuple[TensorSummary, ...], given: tuple[TensorSummary, ...], before: str
     ) -> OriginCase:
         rows, forward = self.rows, self._forward(event.call)
         return OriginCase(
             event=event.kind,
             function=function_of(rows.types[event.call]),
             phase=rows.phases[event.call],
-            given=[one for one in given if not one.forward],
-            forward=[one for one in given if one.forward],
+            given=[tensor for tensor in given if not tensor.forward],
+            forward=[tensor for tensor in given if tensor.forward],
             made=offenders,
             args=rows.calls["args"][event.call if forward == NO_ROW else forward],
-            flushed=self._flushed(event.call) if event.kind == "produced" else "",
+            flushed=self._underflow(event.call) if event.kind == "produced" else "",
             weight=self._weight(event) if event.kind == "weight" else "",
             before=before,
         )
@@ -105,32 +105,33 @@ class _OriginDescriber:
         }
         return names.pop() if len(names) == 1 else ""
 
-    def _spoilt(self, event: Event) -> list[int]:
-        """The tensors of the origin that show it: what it gave, or what it was given where that is the matter."""
+    def _offenders(self, event: Event) -> list[int]:
+        """The bad tensors of the origin: its results, or the bad input where the call has not made NaN or infinity."""
         if event.kind in ("produced", "converted"):
             rows = [
-                row for row in self.rows.rows_of[event.call] if not self.rows.goes_in(row) and self.rows.is_bad(row)
+                row for row in self.rows.rows_of[event.call] if not self.rows.is_input(row) and self.rows.is_bad(row)
             ]
             return [event.row, *(row for row in rows if row != event.row)]
         return [event.row]
 
-    def _given(self, event: Event) -> Iterator[TensorMention]:
-        """What the origin worked with; for a backward call that includes what its forward call saw."""
-        told = {self.rows.shown(event.row)} if self.rows.goes_in(event.row) else set()  # perhaps by a call inside
+    def _given(self, event: Event) -> Iterator[TensorSummary]:
+        """The inputs of the origin; of a backward call also the tensors of its forward call."""
+        # A bad input is among the offenders already; the event may be of a call inside this one.
+        listed = {self.rows.value_id(event.row)} if self.rows.is_input(event.row) else set()
         for row in self.rows.rows_of.get(event.call, ()):
-            if self.rows.goes_in(row) and self.rows.shown(row) not in told:
-                yield self._seen(row)
+            if self.rows.is_input(row) and self.rows.value_id(row) not in listed:
+                yield self._summary(row)
         for row in self.rows.rows_of.get(self._forward(event.call), ()):
-            yield self._seen(row, forward=True)
+            yield self._summary(row, forward=True)
 
     def _forward(self, call: int) -> int:
         if self.rows.phases[call] != "backward" or self.rows.kinds[call] == "op":
             return NO_ROW
         return self.rows.parents[call]
 
-    def _seen(self, row: int, forward: bool = False) -> TensorMention:
+    def _summary(self, row: int, forward: bool = False) -> TensorSummary:
         tensors = self.rows.tensors
-        return TensorMention(
+        return TensorSummary(
             role=self.rows.roles[row],
             path=self.rows.paths[row],
             dtype=tensors["dtype"][row],
@@ -140,7 +141,7 @@ class _OriginDescriber:
             first=first_bad(self.rows, row, self._values) if self.rows.is_bad(row) else None,
         )
 
-    def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> CallLocation:
+    def _location(self, call: int, stack: tuple[Frame, ...] | None = None) -> CallLocation:
         rows = self.rows
         return CallLocation(
             site=rows.sites[call],
@@ -156,14 +157,16 @@ class _OriginDescriber:
         number = int(self.rows.calls.numbers("stack")[call])
         return tuple(self._stacks(number)) if self._stacks is not None and number >= 0 else ()
 
-    def _line(self, event: Event) -> tuple[Frame, ...]:
-        """The stack of the origin; of a backward op that of the function whose backward it is part of, if known."""
+    def _origin_stack(self, event: Event) -> tuple[Frame, ...]:
+        """The stack of the origin; of a backward op, of the function whose backward it is part of, if that is known."""
         rows = self.rows
         if rows.phases[event.call] == "backward" and rows.kinds[event.call] == "op":
             for row in rows.bad:  # a function's gradients are seen right after the ops that computed them
                 call = rows.call_of[row]
-                ends = rows.kinds[call] == "function" and rows.phases[call] == "backward" and not rows.goes_in(row)
-                if ends and row > event.row and event in self.origins.origins_of(row):
+                is_result = (
+                    rows.kinds[call] == "function" and rows.phases[call] == "backward" and not rows.is_input(row)
+                )
+                if is_result and row > event.row and event in self.origins.origins_of(row):
                     return self._stack(call)
         return self._stack(event.call)
 
@@ -172,28 +175,31 @@ class _OriginDescriber:
 
     def _chain(self, event: Event, row: int) -> list[int]:
         """The calls on the way from an origin to where it surfaced, both included, each once."""
-        calls = (self.rows.call_of[one] for one in self.origins.path(event, row))
+        calls = (self.rows.call_of[each] for each in self.origins.path(event, row))
         return list(dict.fromkeys([event.call, *calls]))
 
-    def _flushed(self, call: int) -> str:
-        """A sentence about an input that was rounded to zero by the call that made it."""
+    def _underflow(self, call: int) -> str:
+        """A sentence about an input that the call that made it has rounded to zero; empty if there is none."""
         rows = self.rows
         for row in rows.rows_of.get(call, ()):
-            if not rows.goes_in(row) or not rows.statistics(row).zeros:
+            if not rows.is_input(row) or not rows.statistics(row).zeros:
                 continue
             maker = int(rows.graph.source_call[row])
-            sources = [one for one in rows.rows_of.get(maker, ()) if rows.goes_in(one)]
-            if maker < 0 or not sources or function_of(rows.types[maker]) not in _FLUSHING:
+            sources = [source for source in rows.rows_of.get(maker, ()) if rows.is_input(source)]
+            if maker < 0 or not sources or function_of(rows.types[maker]) not in _SHRINKING:
                 continue
             if 0 in arguments(rows.calls["args"][maker]):
                 continue  # times zero: not a rounding
-            whole = [rows.statistics(one) for one in sources]
-            if all(one.absmax and not one.zeros for one in whole) and rows.tensors["dtype"][row] in dtypes.DTYPES:
-                return _underflow(rows, maker, row, self._stack(maker))
+            statistics = [rows.statistics(source) for source in sources]
+            if (
+                all(each.absmax and not each.zeros for each in statistics)
+                and rows.tensors["dtype"][row] in dtypes.DTYPES
+            ):
+                return _underflow_sentence(rows, maker, row, self._stack(maker))
         return ""
 
 
-def _underflow(rows: StepView, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
+def _underflow_sentence(rows: StepView, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
     name, dtype = rows.sites[maker], rows.tensors["dtype"][row]
     smallest = dtypes.find(dtype).tiny * dtypes.find(dtype).eps
     line = f" (line {stack[0].line})" if stack else ""
@@ -208,13 +214,13 @@ _CELLS = ("dtype", "shape", "first_bad", "first_bad_value", "placement")
 
 def first_bad(rows: StepView, row: int, values: Values | None) -> Element | None:
     """The first element of a tensor that is not finite; None where that is not known."""
-    return told_by(rows.tensors[list(_CELLS)].row(row)) or _by_values(rows, row, values)
+    return recorded_element(rows.tensors[list(_CELLS)].row(row)) or _element_in_values(rows, row, values)
 
 
-def told_by(cells: Mapping[str, Any]) -> Element | None:
-    """The first bad element by the cells of a row; None where everything is finite, or it is not recorded."""
-    place = cells["first_bad"]
-    if place is None or place < 0:
+def recorded_element(cells: Mapping[str, Any]) -> Element | None:
+    """The first bad element as a row has it; None where all elements are finite, or it is not recorded."""
+    position = cells["first_bad"]
+    if position is None or position < 0:
         return None
     whole = None if cells["placement"] is None else whole_shape(cells["placement"])
     shape = cells["shape"] if whole is None else whole
@@ -222,30 +228,30 @@ def told_by(cells: Mapping[str, Any]) -> Element | None:
     value = math.nan if value is None else value  # NaN is null in a table without a mask
     dtype = dtypes.DTYPES.get(cells["dtype"])
     is_complex = dtype is not None and dtype.kind == "complex"
-    if place >= prod(shape) * (1 + is_complex):  # the row contradicts itself
+    if position >= prod(shape) * (1 + is_complex):  # the row contradicts itself
         return None
     if not is_complex:
-        return Element(_unravelled(place, shape), value, whole=whole)
-    place, imaginary = divmod(place, 2)
-    return Element(_unravelled(place, shape), value, "imaginary" if imaginary else "real", whole)
+        return Element(_unravelled(position, shape), value, whole=whole)
+    position, imaginary = divmod(position, 2)
+    return Element(_unravelled(position, shape), value, "imaginary" if imaginary else "real", whole)
 
 
-def _by_values(rows: StepView, row: int, values: Values | None) -> Element | None:
+def _element_in_values(rows: StepView, row: int, values: Values | None) -> Element | None:
     tensors = rows.tensors
-    partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
-    raw = values(row) if values is not None and not partial else None
+    is_partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
+    raw = values(row) if values is not None and not is_partial else None
     if raw is None:
         return None
     numbers = raw if raw.dtype.kind in "fc" else dtypes.decode(raw, str(tensors["dtype"][row]))
-    wrong = np.flatnonzero(~np.isfinite(numbers))
-    if not len(wrong):
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if not len(bad):
         return None
-    value, index = numbers.reshape(-1)[wrong[0]], _unravelled(int(wrong[0]), numbers.shape)
+    value, index = numbers.reshape(-1)[bad[0]], _unravelled(int(bad[0]), numbers.shape)
     if value.dtype.kind != "c":
         return Element(index, float(value))
     real = not np.isfinite(value.real)
     return Element(index, float(value.real if real else value.imag), "real" if real else "imaginary")
 
 
-def _unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(one) for one in np.unravel_index(place, shape))
+def _unravelled(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(each) for each in np.unravel_index(position, shape))

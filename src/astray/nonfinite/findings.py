@@ -1,8 +1,8 @@
 """Every alarm of a run: each step of each rank by itself first, then one alarm for each origin over steps and ranks.
 
-`step_alarms` is the answer for one step, also of rows that are still in memory while a program runs. `alarms` asks it
-for each step of a run, merges alarms of one origin (in several steps, on several ranks, through weights and
-collectives), and leaves out gradients that a GradScaler threw away, which is its task.
+`step_alarms` analyses one step, also from rows that are still in memory while a program runs. `alarms` does that for
+each step of a run, merges alarms of one origin (in several steps, on several ranks, through weights and collectives),
+and leaves out overflows that a GradScaler has handled by skipping the update.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from astray.steps import StepSelection
 from astray.store import RankRun, RunData, Table, open_run
 
 Collective = tuple[int, str, int]
-"""Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
+"""Identifies a call of a collective, the same on every rank: micro step, site and number of the call."""
 
-_OF_RANGE = frozenset({"overflow", "unknown"})
-_OF_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
+_RANGE_KINDS = frozenset({"overflow", "unknown"})
+_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class StepFindings:
     """What was found in one step of one rank.
 
     harmless: how many calls made NaN or infinities that reached nothing.
-    scaled: whether a GradScaler was at work; `updated`, whether an optimizer took the gradients.
-    given_away: the collectives that this rank gave NaN or infinities to.
+    scaled: whether a GradScaler was used; `updated`, whether an optimizer used the gradients.
+    sent: the collectives into which this rank put NaN or infinities.
     """
 
     step: int
@@ -46,12 +46,12 @@ class StepFindings:
     harmless: int = 0
     scaled: bool = False
     updated: bool = False
-    given_away: frozenset[Collective] = frozenset()
+    sent: frozenset[Collective] = frozenset()
 
     @property
     def is_skippable(self) -> bool:
         """Whether a GradScaler may have skipped it: gradients alone are infinite, and nothing was updated."""
-        return bool(self.alarms) and not self.updated and all(_is_of_scaling(alarm) for alarm in self.alarms)
+        return bool(self.alarms) and not self.updated and all(_may_be_by_scaling(alarm) for alarm in self.alarms)
 
 
 def step_alarms(
@@ -65,8 +65,8 @@ def step_alarms(
 ) -> StepFindings:
     """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
 
-    stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
-    are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
+    stacks: returns the stack with a number, innermost frame first. values: returns the values of a row of `tensors` as
+    they are stored, None where they were not kept. stopped: the program went no further than the last row.
     """
     return findings_of(StepView(calls, tensors), rank, stacks, values, stopped)
 
@@ -74,36 +74,40 @@ def step_alarms(
 def findings_of(
     rows: StepView, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
 ) -> StepFindings:
-    """The same, of the rows as a `StepView`."""
+    """`step_alarms` for rows that are a `StepView` already."""
     origins = Origins(rows, stopped)
     return StepFindings(
         step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
         rank=rank,
         alarms=tuple(describe_origins(origins, rank, stacks, values)),
         harmless=len(origins.harmless),
-        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
+        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _SCALERS for type_ in set(rows.types)),
         updated="update" in rows.phases,
-        given_away=frozenset(_given_away(rows)),
+        sent=frozenset(_sent(rows)),
     )
 
 
-def _given_away(rows: StepView) -> set[Collective]:
-    calls = {rows.call_of[row] for row in rows.bad if rows.goes_in(row)}
+def _sent(rows: StepView) -> set[Collective]:
+    calls = {rows.call_of[row] for row in rows.bad if rows.is_input(row)}
     micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
     return {
         (int(micro[call]), rows.sites[call], int(number[call])) for call in calls if rows.kinds[call] == "collective"
     }
 
 
-def _is_of_scaling(alarm: Alarm) -> bool:
-    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss.
+def _may_be_by_scaling(alarm: Alarm) -> bool:
+    """Whether scaling the loss may have caused it: infinite gradients, or an infinite scaled loss.
 
     A derivative that does not exist, such as that of a root at zero, is not: no smaller scale helps.
     """
     by_scaling = alarm.origin.phase == "backward" or (
         alarm.origin.site.startswith("/") and function_of(alarm.origin.type) == "mul"
     )
-    return by_scaling and alarm.kind.word in _OF_RANGE and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}
+    return (
+        by_scaling
+        and alarm.kind.word in _RANGE_KINDS
+        and {point.what for point in alarm.surfaced} <= {"gradient", "loss"}
+    )
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ class Findings(Sequence[Alarm]):
     """The alarms of a run, a sequence in order of step, and what was found besides.
 
     skipped_by_scaler: (step, rank) of updates that a GradScaler left out because gradients had overflowed.
-    harmless: how many calls made NaN or infinities that were killed before they reached anything.
+    harmless: how many calls made NaN or infinities that reached nothing.
     notes: what limits the answer, a sentence each.
     """
 
@@ -155,53 +159,54 @@ def alarms(
     if rank is not None and rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
     ranks = run.ranks if rank is None else {rank: run.ranks[rank]}
-    if not any(_is_counted(one) for one in ranks.values()):
-        is_empty = not any(len(one.tensors) for one in ranks.values())
+    if not any(_is_counted(each) for each in ranks.values()):
+        is_empty = not any(len(each.tensors) for each in ranks.values())
         why = "holds no tensors" if is_empty else "was recorded without statistics"
         known = " ".join([*run.problems[:1], "Record it with keep='stats'."])
         raise RunError(f"{run.path} {why}, so that NaN and infinity cannot be seen. {known}")
-    found = [one for each in ranks.values() for one in _of_rank(each, StepSelection.parse(steps))]
-    skipped = [one for one in found if was_skipped(ranks[one.rank], one)]
-    kept = [one for one in found if one not in skipped]
+    selection = StepSelection.parse(steps)
+    findings = [step for each in ranks.values() for step in _of_rank(each, selection)]
+    skipped = [step for step in findings if was_skipped(ranks[step.rank], step)]
+    kept = [step for step in findings if step not in skipped]
     return Findings(
         alarms=tuple(merged(kept, ranks)),
-        skipped_by_scaler=tuple(sorted((one.step, one.rank) for one in skipped)),
-        harmless=sum(one.harmless for one in found),
+        skipped_by_scaler=tuple(sorted((step.step, step.rank) for step in skipped)),
+        harmless=sum(step.harmless for step in findings),
         notes=tuple(_notes(run, ranks)),
     )
 
 
 def _of_rank(run: RankRun, steps: StepSelection) -> Iterator[StepFindings]:
-    """The steps of a rank in which anything is not finite."""
+    """The findings of the steps of a rank in which anything is not finite."""
     known = run.call_rows >= 0
     bad = ((run.tensors.numbers("nan") > 0) | (run.tensors.numbers("inf") > 0)) & known
-    of_call = run.calls.numbers("step")
-    stopped_in = int(of_call.max()) if run.end is not None and run.end.ended == STOPPED else None
-    for step in np.unique(of_call[run.call_rows[bad]]).tolist():
+    step_of_call = run.calls.numbers("step")
+    stopped_in = int(step_of_call.max()) if run.end is not None and run.end.ended == STOPPED else None
+    for step in np.unique(step_of_call[run.call_rows[bad]]).tolist():
         if step in steps:
-            wanted = of_call == step
-            places = np.flatnonzero(known & wanted[run.call_rows])
-            rows = StepView(run.calls.take(wanted), run.tensors.take(places))
-            yield findings_of(rows, run.rank, run.stack, _Values(run, places), stopped=step == stopped_in)
+            wanted = step_of_call == step
+            tensor_rows = np.flatnonzero(known & wanted[run.call_rows])
+            rows = StepView(run.calls.take(wanted), run.tensors.take(tensor_rows))
+            yield findings_of(rows, run.rank, run.stack, _Values(run, tensor_rows), stopped=step == stopped_in)
 
 
 class _Values:
     """The kept values of the tensors of one step, by their row in that step."""
 
-    def __init__(self, run: RankRun, places: npt.NDArray[np.int64]) -> None:
-        self._run, self._places = run, places
+    def __init__(self, run: RankRun, rows: npt.NDArray[np.int64]) -> None:
+        self._run, self._rows = run, rows
 
     def __call__(self, row: int) -> npt.NDArray[Any] | None:
-        return self._run.verified(int(self._places[row]))
+        return self._run.verified(int(self._rows[row]))
 
 
 def _is_counted(run: RankRun) -> bool:
-    """Whether anything was recorded by which NaN and infinity are seen."""
+    """Whether any row has a count of NaN and infinity."""
     return bool(run.tensors.valid("nan").any())
 
 
 def _notes(run: RunData, ranks: dict[int, RankRun]) -> Iterator[str]:
-    if not all(_is_counted(one) for one in ranks.values()):
+    if not all(_is_counted(each) for each in ranks.values()):
         yield "Some ranks keep no statistics, so NaN and infinity cannot be seen there. Record with keep='stats'."
     yield from run.problems
 
@@ -210,42 +215,42 @@ def _notes(run: RunData, ranks: dict[int, RankRun]) -> Iterator[str]:
 
 
 _LASTING = frozenset({"gradient", "weight", "buffer", "update", "state"})
-"""What of a step is still there in the next."""
+"""What of a step still exists in the next."""
 
 
-def merged(found: Iterable[StepFindings], runs: Mapping[int, RankRun]) -> list[Alarm]:
+def merged(findings: Iterable[StepFindings], runs: Mapping[int, RankRun]) -> list[Alarm]:
     """The alarms of all steps and ranks, one for each origin, in order of step and rank.
 
-    A weight that an earlier step has spoilt is that step's fault. A collective that gives infinities is to blame only
-    if no rank has put any into it; otherwise that rank's origin has reached the others. The same holds for an update
-    whose gradients were averaged over ranks by code that was not recorded.
+    A bad weight follows from the alarm of the earlier step that reached it. A collective whose results are infinite is
+    an origin only if no rank has put infinities into it; otherwise the origin on that rank has reached the others. The
+    same holds for an update whose gradients were averaged over ranks by code that was not recorded.
     """
-    ordered = sorted(found, key=lambda one: (one.step, one.rank))
+    ordered = sorted(findings, key=lambda each: (each.step, each.rank))
     alarms: list[Alarm] = []
-    for one in ordered:
-        for alarm in one.alarms:
-            if not _brought_by_others(alarm, ordered):
-                _take(alarms, alarm, runs[one.rank])
+    for each in ordered:
+        for alarm in each.alarms:
+            if not _is_from_another_rank(alarm, ordered):
+                _add_or_join(alarms, alarm, runs[each.rank])
     return [_with_reached(alarm, ordered) for alarm in alarms]
 
 
-def _take(alarms: list[Alarm], alarm: Alarm, run: RankRun) -> None:
-    """Adds an alarm, or what it says to one that is there already."""
+def _add_or_join(alarms: list[Alarm], alarm: Alarm, run: RankRun) -> None:
+    """Adds an alarm, or joins it to the earlier alarm that it repeats or follows from."""
     for at, known in enumerate(alarms):
         if known.key == alarm.key or _is_consequence(alarm, known):
             alarms[at] = _joined(known, alarm)
             return
-    alarms.append(_dated(alarm, run) if alarm.kind.word == "bad weight" else alarm)
+    alarms.append(_with_last_finite_step(alarm, run) if alarm.kind.word == "bad weight" else alarm)
 
 
 def _is_consequence(alarm: Alarm, of: Alarm) -> bool:
-    """Whether a weight or an optimizer's state was spoilt by an earlier step, here or on a rank that shares gradients.
+    """Whether a bad weight or optimizer state comes from an earlier step, here or on a rank that shares gradients.
 
-    An optimizer's state is recorded only after a step, so that what it starts from may be bad unseen.
+    An optimizer's state is recorded only after a step, so that a bad one may be an unrecorded input of the next.
     """
-    spoilt = any(surfaced.what in _LASTING for surfaced in of.surfaced)
+    has_lasted = any(point.what in _LASTING for point in of.surfaced)
     lasting = alarm.kind.word == "bad weight" or alarm.origin.kind == "optimizer"
-    return lasting and of.step < alarm.step and spoilt
+    return lasting and of.step < alarm.step and has_lasted
 
 
 def _joined(known: Alarm, alarm: Alarm) -> Alarm:
@@ -253,40 +258,40 @@ def _joined(known: Alarm, alarm: Alarm) -> Alarm:
     return replace(known, ranks=tuple(sorted({*known.ranks, *alarm.ranks})), later=tuple(sorted(later)))
 
 
-def _brought_by_others(alarm: Alarm, found: list[StepFindings]) -> bool:
-    return any((_gave(alarm, one) and one.alarms) or _averaged(alarm, one) for one in found)
+def _is_from_another_rank(alarm: Alarm, findings: list[StepFindings]) -> bool:
+    return any((_has_sent(other, alarm) and other.alarms) or _has_averaged(other, alarm) for other in findings)
 
 
-def _gave(alarm: Alarm, other: StepFindings) -> bool:
-    """Whether another rank put NaN or infinities into the collective that an alarm blames."""
+def _has_sent(other: StepFindings, alarm: Alarm) -> bool:
+    """Whether another rank put NaN or infinities into the collective that is the origin of an alarm."""
     origin = alarm.origin
     same = other.step == alarm.step and other.rank != alarm.rank and origin.kind == "collective"
-    return same and (alarm.micro, origin.site, origin.call) in other.given_away
+    return same and (alarm.micro, origin.site, origin.call) in other.sent
 
 
-def _averaged(alarm: Alarm, other: StepFindings) -> bool:
-    """Whether the update that an alarm blames was given gradients that another rank has spoilt."""
+def _has_averaged(other: StepFindings, alarm: Alarm) -> bool:
+    """Whether the update that is the origin of an alarm used gradients that are bad on another rank."""
     same = other.step == alarm.step and other.rank != alarm.rank and alarm.origin.phase == "update"
     return same and any(
-        one.origin.phase != "update" and any(surfaced.what == "gradient" for surfaced in one.surfaced)
-        for one in other.alarms
+        theirs.origin.phase != "update" and any(point.what == "gradient" for point in theirs.surfaced)
+        for theirs in other.alarms
     )
 
 
-def _with_reached(alarm: Alarm, found: list[StepFindings]) -> Alarm:
+def _with_reached(alarm: Alarm, findings: list[StepFindings]) -> Alarm:
     """The alarm with the ranks that its infinities were sent to."""
-    own = [one for one in found if one.step == alarm.step and one.rank == alarm.rank]
     reached = {
         other.rank
-        for one in own
-        for other in found
+        for own in findings
+        if own.step == alarm.step and own.rank == alarm.rank
+        for other in findings
         for theirs in other.alarms
-        if (_gave(theirs, one) and one.given_away) or _averaged(theirs, one)
+        if (_has_sent(own, theirs) and own.sent) or _has_averaged(own, theirs)
     }
     return replace(alarm, ranks=tuple(sorted({*alarm.ranks, *reached})))
 
 
-def _dated(alarm: Alarm, run: RankRun) -> Alarm:
+def _with_last_finite_step(alarm: Alarm, run: RankRun) -> Alarm:
     """A bad weight with the last step in which it was still finite."""
     calls, tensors = run.calls, run.tensors
     weight = alarm.offenders[0]
@@ -306,17 +311,17 @@ def _dated(alarm: Alarm, run: RankRun) -> Alarm:
 # -- updates that a GradScaler skipped ---------------------------------------------------------------------------------
 
 
-def was_skipped(run: RankRun, found: StepFindings) -> bool:
+def was_skipped(run: RankRun, findings: StepFindings) -> bool:
     """Whether a GradScaler has skipped the update of this step.
 
     A recording shows it in one of three ways: the scaler's own call and no update after it (functions, ops), updates in
     other steps and none in this one, or weights with which the next recorded step begins unchanged.
     """
-    if not found.is_skippable:
+    if not findings.is_skippable:
         return False
     phase = run.calls.coded("phase")
     updates_elsewhere = bool((phase.codes == phase.code("update")).any())
-    return found.scaled or updates_elsewhere or _weights_stayed(run, found.step)
+    return findings.scaled or updates_elsewhere or _weights_stayed(run, findings.step)
 
 
 def _weights_stayed(run: RankRun, step: int) -> bool:
@@ -326,7 +331,7 @@ def _weights_stayed(run: RankRun, step: int) -> bool:
     later = np.unique(steps[weights & (steps > step)])
     if not len(later):
         return False
-    now, then = (_weights(run, np.flatnonzero(weights & (steps == one))) for one in (step, int(later[0])))
+    now, then = (_weights(run, np.flatnonzero(weights & (steps == each))) for each in (step, int(later[0])))
     return bool(now) and now == {name: then.get(name) for name in now}
 
 

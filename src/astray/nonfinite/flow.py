@@ -1,9 +1,9 @@
-"""Follows NaN and infinity through the calls of one step: which event each tensor that holds any got them from.
+"""Follows NaN and infinity through the calls of one step, to the events that brought them.
 
-One pass over those tensors in the order of observation. A value that was seen before has them from there. An output has
-them from the inputs of its call, that of a backward call also from what the forward call saw; `graph` says which call
-made what. Where nothing explains them, something has just happened, and that is an `Event`: a possible origin. Where
-only the gradients of parameters were read, `bounds_of` says between which calls that was.
+One pass over those tensors in the order of observation. A value that was seen before has them from its last sighting.
+An output has them from the inputs of its call, that of a backward call also from the tensors of the forward call;
+`graph` says which call made what. Where nothing explains them there is a new `Event`: a possible origin. Where only the
+gradients of parameters were read, `bounds_of` says between which calls the event was.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _KEEPS_INFINITY = frozenset({"masked", "mask", "attn_mask", "attention_mask"})
 class Event(NamedTuple):
     """Something that brought NaN or infinity into the step.
 
-    produced: a call made them though all it took was finite. converted: a call made NaN of infinities, or let those
-    that were meant to be there reach a result. intended: infinities that are there on purpose. input, weight, memory:
-    they came with a tensor that no recorded call has made. inside: made by code of a module between the calls that were
-    recorded. outside: a gradient came so from code that was not recorded. unread: the gradient of a parameter came so
-    from a backward pass whose calls were not recorded.
+    produced: a call with finite inputs made them. converted: a call made NaN of infinities, or passed intended ones on
+    to a result. intended: infinities that are there on purpose. input, weight, memory: they are in a tensor that no
+    recorded call has made. inside: made by code of a module between the calls that were recorded. outside: they are in
+    a gradient that arrives from code that was not recorded. unread: they are in the gradient of a parameter, and the
+    calls of the backward pass were not recorded.
     """
 
     kind: EventKind
@@ -42,100 +42,106 @@ Events = frozenset[Event]
 
 
 class NonFiniteFlow:
-    """`events` has, for each tensor with NaN or infinity, what brought them; `before`, the tensors it has them from."""
+    """For each row with NaN or infinity: the `events` that brought them, and its `sources`, the tensors before it."""
 
     def __init__(self, rows: StepView) -> None:
         self.rows, self.graph = rows, rows.graph
         self.events: dict[int, Events] = {}
-        self.before: dict[int, tuple[int, ...]] = {}
-        self._sightings: dict[int, int] = {}  # of each value, the last one seen
-        self._memories: dict[int, int] = {}  # the same for all views of a memory
-        self._bad: defaultdict[int, list[int]] = defaultdict(list)  # of each call, those seen so far
-        self._last_of: dict[tuple[str, str, int], int] = {}  # by module, phase and micro step, the last one seen
-        self._given: list[int] = []  # outputs and gradients, those seen so far
-        self._gradients: list[int] = []  # those of parameters
+        self.sources: dict[int, tuple[int, ...]] = {}
+        # Rows of bad tensors that were visited so far:
+        self._last_with_value: dict[int, int] = {}  # by value
+        self._last_in_memory: dict[int, int] = {}  # by memory, over all its views
+        self._last_of_module: dict[tuple[str, str, int], int] = {}  # by module, phase and micro step
+        self._bad: defaultdict[int, list[int]] = defaultdict(list)  # by call
+        self._results: list[int] = []  # outputs and gradients
+        self._gradients: list[int] = []  # of parameters
         for row in rows.bad:
-            self._see(row)
+            self._visit(row)
 
-    def _see(self, row: int) -> None:
-        goes_in = self.rows.goes_in(row)
-        event = self._entering(row) if goes_in else self._leaving(row)
+    def _visit(self, row: int) -> None:
+        is_input = self.rows.is_input(row)
+        event = self._input_event(row) if is_input else self._result_event(row)
         if event is not None:
             self.events[row] = frozenset((event,))
-            self.before[row] = event.sources
-        self._sightings[self.rows.shown(row)] = self._memories[int(self.graph.value[row])] = row
+            self.sources[row] = event.sources
+        self._last_with_value[self.rows.value_id(row)] = self._last_in_memory[int(self.graph.value[row])] = row
         call = self.rows.call_of[row]
         self._bad[call].append(row)
         if self.rows.kinds[call] != "parameter":
-            self._last_of[self.rows.module(call), self.rows.phases[call], self.rows.micros[call]] = row
-        if not goes_in:
-            self._given.append(row)
+            self._last_of_module[self.rows.module(call), self.rows.phases[call], self.rows.micros[call]] = row
+        if not is_input:
+            self._results.append(row)
         if self.rows.roles[row] == "gradient":
             self._gradients.append(row)
 
     def _carry(self, row: int, sources: Iterable[int]) -> None:
-        """The tensor has what these have."""
-        self.before[row] = tuple(sources)
-        self.events[row] = frozenset().union(*(self.events[source] for source in self.before[row]))
+        """The tensor has the events of these."""
+        self.sources[row] = tuple(sources)
+        self.events[row] = frozenset().union(*(self.events[source] for source in self.sources[row]))
 
-    # What a call takes.
+    # Inputs.
 
-    def _entering(self, row: int) -> Event | None:
-        seen = self._seen(row)
+    def _input_event(self, row: int) -> Event | None:
+        seen = self._last_sighting(row)
         if seen is None and self.rows.phases[self.rows.call_of[row]] == "backward":
-            return self._gradient_entering(row)
+            return self._gradient_event(row)
         if seen is None and not self.graph.has_functions:
-            seen = self._unrecorded(row)
+            seen = self._unrecorded_source(row)
         if seen is None:
-            return self._from_outside(row)
+            return self._unmade_event(row)
         self._carry(row, [seen])
         return None
 
-    def _seen(self, row: int) -> int | None:
+    def _last_sighting(self, row: int) -> int | None:
         """The last sighting of this value, or of another part of its memory."""
-        return self._sightings.get(self.rows.shown(row), self._memories.get(int(self.graph.value[row])))
+        return self._last_with_value.get(self.rows.value_id(row), self._last_in_memory.get(int(self.graph.value[row])))
 
-    def _unrecorded(self, row: int) -> int | None:
-        """The last tensor that code between modules, which may compute anything unseen, could have started from."""
+    def _unrecorded_source(self, row: int) -> int | None:
+        """The last tensor that code between modules, whose functions were not recorded, could have computed it from."""
         if self.rows.roles[row] != "input":
             return None
         outer = int(self.graph.enclosings[self.rows.call_of[row]])
-        inside = (given for given in reversed(self._given) if self._lies_in(given, outer))
+        inside = (result for result in reversed(self._results) if self._is_within(result, outer))
         return next(inside, next(iter(self._bad[outer]), None))
 
-    def _lies_in(self, row: int, outer: int) -> bool:
+    def _is_within(self, row: int, outer: int) -> bool:
         call = self.rows.call_of[row]
         return self.rows.phases[call] != "backward" and (outer < 0 or self.graph.is_inside(call, outer))
 
-    def _gradient_entering(self, row: int) -> Event | None:
-        """Gradients of a tensor that is used several times are added up unseen, and so is what the loss does."""
+    def _gradient_event(self, row: int) -> Event | None:
+        """An event for a gradient that no sighting explains.
+
+        Where gradients of a tensor that is used several times are added up is not recorded, nor is what the loss does.
+        """
         rows, graph, call = self.rows, self.graph, self.rows.call_of[row]
         forward = rows.parents[call] if rows.kinds[call] != "op" else NO_ROW
-        spoilt = [seen for seen in self._bad[forward] if not rows.goes_in(seen)] if forward >= 0 else []
+        saved = [seen for seen in self._bad[forward] if not rows.is_input(seen)] if forward >= 0 else []
         outer = int(graph.enclosings[call])
         around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.has_functions else []
         shares = [share for share in graph.contributors(row).tolist() if share in self.events]
-        arrived = shares or spoilt or self._last_backward(call) or around[-1:]
+        arrived = shares or saved or self._last_backward(call) or around[-1:]
         if arrived:
             self._carry(row, arrived)
             return None
-        # What arrives at a module's last part as it has arrived at the module itself was made by neither.
-        while outer >= 0 and self._takes(outer, row):
+        # The same gradient arrives at a module and at its last part: neither of them has made it.
+        while outer >= 0 and self._receives(outer, row):
             call, outer = outer, int(graph.enclosings[outer])
         return Event("inside", outer, row) if outer >= 0 and not graph.has_functions else Event("outside", call, row)
 
-    def _takes(self, call: int, row: int) -> bool:
-        """Whether a tensor arrives at this call, too."""
-        return any(self.rows.shown(other) == self.rows.shown(row) for other in self.graph.inputs(call).tolist())
+    def _receives(self, call: int, row: int) -> bool:
+        """Whether the value of a tensor is an input of this call, too."""
+        return any(self.rows.value_id(other) == self.rows.value_id(row) for other in self.graph.inputs(call).tolist())
 
     def _last_backward(self, call: int) -> list[int]:
-        """The last gradient that a call of the same micro step gave."""
+        """The last gradient that is the result of a call in the same micro step."""
         rows = self.rows
-        calls = ((row, rows.call_of[row]) for row in reversed(self._given))
-        found = (row for row, of in calls if rows.phases[of] == "backward" and rows.micros[of] == rows.micros[call])
-        return [row for row in [next(found, None)] if row is not None]
+        for row in reversed(self._results):
+            other = rows.call_of[row]
+            if rows.phases[other] == "backward" and rows.micros[other] == rows.micros[call]:
+                return [row]
+        return []
 
-    def _from_outside(self, row: int) -> Event | None:
+    def _unmade_event(self, row: int) -> Event | None:
         """An event for a tensor that no recorded call has made."""
         rows, call = self.rows, self.rows.call_of[row]
         if rows.phases[call] == "update" and (gradients := self._gradients_of(call, row)):
@@ -173,24 +179,24 @@ class NonFiniteFlow:
         only_zeros = statistics.absmax in (None, 0.0) and statistics.first_bad_value != math.inf
         return only_zeros or rows.roles[row] == "state" or bool(words & _KEEPS_INFINITY)
 
-    # What a call gives.
+    # Results.
 
-    def _leaving(self, row: int) -> Event | None:
+    def _result_event(self, row: int) -> Event | None:
         rows, call = self.rows, self.rows.call_of[row]
-        twin = self._sightings.get(rows.shown(row))
+        twin = self._last_with_value.get(rows.value_id(row))
         if twin is not None and self._made_inside(twin, call):
             self._carry(row, [twin])
             return None
-        sources = self._taken(row)
+        sources = self._bad_inputs(row)
         if sources:
-            return self._passing(row, sources)
+            return self._pass_on(row, sources)
         inner = self._ops_within(call) or self._last_inside(call)
         if inner:
             self._carry(row, inner)
             return None
         if rows.kinds[call] == "parameter" and not rows.has_call_gradients:
             saved = self._saved_for(row)
-            return self._passing(row, saved) if saved else Event("unread", call, row)
+            return self._pass_on(row, saved) if saved else Event("unread", call, row)
         written = not rows.nan[row] and _INFINITE_CONSTANT.search(rows.calls["args"][call] or "")
         return Event("intended" if written else "produced", call, row)
 
@@ -199,62 +205,62 @@ class NonFiniteFlow:
         rows, other = self.rows, self.rows.call_of[twin]
         if rows.kinds[call] == "custom":
             return True
-        if rows.goes_in(twin) or rows.phases[other] != rows.phases[call]:
+        if rows.is_input(twin) or rows.phases[other] != rows.phases[call]:
             return False
         finer = rows.level(other) < rows.level(call)  # backward ops do not say which function's backward they are in
         return self.graph.is_inside(other, call) or (finer and rows.phases[call] != "forward")
 
-    def _taken(self, row: int) -> list[int]:
-        """All that a result's call started from and that was not finite, as far as it is known by now."""
+    def _bad_inputs(self, row: int) -> list[int]:
+        """The tensors that a result was computed from and that are not finite, as far as they were visited."""
         rows, call = self.rows, self.rows.call_of[row]
-        taken = [row for row in self._bad[call] if rows.goes_in(row)]
+        inputs = [row for row in self._bad[call] if rows.is_input(row)]
         if rows.kinds[call] == "parameter":
             return self._gradient_of(row)
-        if rows.kinds[call] == "optimizer" and not taken:
+        if rows.kinds[call] == "optimizer" and not inputs:
             return self._gradients_at(rows.sites[call])
-        if rows.phases[call] == "backward" and rows.kinds[call] != "op" and not taken:
-            taken = list(self._bad[rows.parents[call]])  # what autograd has saved of the forward call
-        return taken
+        if rows.phases[call] == "backward" and rows.kinds[call] != "op" and not inputs:
+            inputs = list(self._bad[rows.parents[call]])  # what autograd has saved of the forward call
+        return inputs
 
     def _gradient_of(self, row: int) -> list[int]:
-        """Where the gradient of a parameter comes from: the call that gave it, its module's backward, or any last one.
+        """The source of a parameter's gradient: the call that made it, its module's backward, or the last backward.
 
-        What was there before is a part of what has accumulated.
+        Gradients accumulate, so an earlier value of the gradient is a source, too.
         """
         call = self.rows.call_of[row]
-        told = [one for one in self.graph.explains(row).tolist() if one in self.events]
-        told.sort(key=lambda one: (self.rows.phases[self.rows.call_of[one]] == "backward", one))
+        linked = [source for source in self.graph.explains(row).tolist() if source in self.events]
+        linked.sort(key=lambda source: (self.rows.phases[self.rows.call_of[source]] == "backward", source))
         module = [(self.rows.module(call), phase, self.rows.micros[call]) for phase in ("backward", "forward")]
-        known = (self._last_of.get(place) for place in module)
-        nearest = next((one for one in (*told[-1:], *known) if one is not None), None)
+        known = (self._last_of_module.get(key) for key in module)
+        nearest = next((source for source in (*linked[-1:], *known) if source is not None), None)
         return self._last_backward(call) if nearest is None else [nearest]
 
     def _saved_for(self, row: int) -> list[int]:
-        """What the calls whose backward was not recorded saw in the forward pass that is bad, and not meant so."""
+        """The bad forward tensors of the calls whose backward was not recorded, without intended infinities."""
         bounds = bounds_of(self.rows, row)
         for calls in (bounds.candidates, bounds.behind):
             bad = (seen for call in calls for seen in self._bad[call])
-            found = [seen for seen in bad if any(event.kind != "intended" for event in self.events[seen])]
-            if found:
-                return found
+            saved = [seen for seen in bad if any(event.kind != "intended" for event in self.events[seen])]
+            if saved:
+                return saved
         return []
 
-    def _passing(self, row: int, sources: list[int]) -> Event | None:
-        """What a call gives that took infinities or NaN: the same, or something new."""
+    def _pass_on(self, row: int, sources: list[int]) -> Event | None:
+        """A result has the infinities or NaN of its call's inputs, unless the call made something new of them."""
         rows = self.rows
         wanted = rows.nan if rows.nan[row] else rows.inf
         chosen = [source for source in sources if wanted[source]] or sources
         self._carry(row, chosen)
-        meant = all(event.kind == "intended" for event in self.events[row])
+        intended = all(event.kind == "intended" for event in self.events[row])
         converted = bool(rows.nan[row]) and not any(rows.nan[source] for source in chosen)
-        reduced = meant and rows.sizes[row] == 1 and any(rows.sizes[source] > 1 for source in chosen)
-        reached_gradients = meant and rows.phases[rows.call_of[row]] == "backward"
+        reduced = intended and rows.sizes[row] == 1 and any(rows.sizes[source] > 1 for source in chosen)
+        reached_gradients = intended and rows.phases[rows.call_of[row]] == "backward"
         if converted or reduced or reached_gradients:
             return Event("converted", rows.call_of[row], row, tuple(chosen))
         return None
 
     def _ops_within(self, call: int) -> list[int]:
-        """What ops gave while a function's backward ran: after its first gradient, in the module that called it.
+        """The bad results of ops in a function's backward: after its first gradient, in the module that called it.
 
         Backward ops do not say which function's backward they are part of.
         """
@@ -262,13 +268,13 @@ class NonFiniteFlow:
         if rows.kinds[call] != "function" or rows.phases[call] != "backward" or forward < 0:
             return []
         began, module = rows.rows_of[call][0], int(self.graph.outer[forward])
-        ops = ((row, rows.call_of[row]) for row in self._given if row > began)
+        ops = ((row, rows.call_of[row]) for row in self._results if row > began)
         return [row for row, op in ops if self.graph.is_op[op] and rows.parents[op] == module]
 
     def _last_inside(self, call: int) -> list[int]:
-        """The last result of a call inside this one, where it is not the very tensor that this one gives."""
+        """The last bad result of a call inside this one."""
         rows = self.rows
-        for row in reversed(self._given):
+        for row in reversed(self._results):
             other = rows.call_of[row]
             if rows.kinds[other] == "parameter" or rows.phases[other] != rows.phases[call]:
                 continue
@@ -278,15 +284,15 @@ class NonFiniteFlow:
 
 
 class CallInterval(NamedTuple):
-    """Between which calls NaN or infinity was born, in a backward pass of which only parameters' gradients were read.
+    """The calls between which NaN or infinity arose, in a backward pass of which only parameters' gradients were read.
 
     autograd runs the backward of the last call first, and a parameter has its gradient as soon as the backward of its
     call has run. So gradients come in the reverse order of the calls: the first bad one and the finite one before it
     are bounds.
 
-    candidates: the forward calls of whose backward one did it, in the order of the backward pass.
+    candidates: the forward calls whose backward may have made it, in the order of the backward pass.
     behind: the other forward calls that ran later; where a model branches, a gradient may have come from these.
-    before: the parameter whose gradient came last before it, and is finite; empty when it is the first of all.
+    before: the parameter with the last finite gradient before it; empty when its gradient is the first of all.
     """
 
     candidates: tuple[int, ...] = ()
@@ -295,7 +301,7 @@ class CallInterval(NamedTuple):
 
 
 def bounds_of(rows: StepView, row: int) -> CallInterval:
-    """Where the gradient of a parameter, the first that is bad in its backward pass, may have become so."""
+    """The calls whose backward may have made the first bad gradient of a parameter."""
     call = rows.call_of[row]
     before = _finite_before(rows, row)
     forward = _forward_calls(rows, rows.micros[call])
@@ -305,11 +311,13 @@ def bounds_of(rows: StepView, row: int) -> CallInterval:
     if first == NO_ROW:  # the module was not recorded
         return CallInterval(before=name)
     around = _around(rows, first, last)
-    later = [one for one in reversed(forward) if one >= first or one in around]
+    later = [other for other in reversed(forward) if other >= first or other in around]
     candidates = tuple(
-        one for one in later if one in around or last == NO_ROW or one <= last or rows.graph.is_inside(one, last)
+        other
+        for other in later
+        if other in around or last == NO_ROW or other <= last or rows.graph.is_inside(other, last)
     )
-    return CallInterval(candidates, tuple(one for one in later if one not in candidates), name)
+    return CallInterval(candidates, tuple(other for other in later if other not in candidates), name)
 
 
 def _forward_calls(rows: StepView, micro: int) -> list[int]:
@@ -323,16 +331,16 @@ def _forward_calls(rows: StepView, micro: int) -> list[int]:
 
 
 def _around(rows: StepView, first: int, last: int) -> set[int]:
-    """The calls around the first whose own code may have run up to the last: as far out as the one around both."""
+    """The calls around the first whose own code may have run up to the last, out to the innermost call around both."""
     around = [*rows.graph.around(first), first]
     if last == NO_ROW:
         return set(around)
     common = set(around) & {*rows.graph.around(last), last}
-    return {one for one in around if one not in common} | set(around[len(common) - 1 : len(common)])
+    return {outer for outer in around if outer not in common} | set(around[len(common) - 1 : len(common)])
 
 
 def _finite_before(rows: StepView, row: int) -> int:
-    """The call of the last gradient of a parameter that came before, in the same micro step, and is finite."""
+    """The call of the last finite gradient of a parameter before this one, in the same micro step."""
     call = rows.call_of[row]
     for other in range(row - 1, -1, -1):
         of = rows.call_of[other]
@@ -343,5 +351,5 @@ def _finite_before(rows: StepView, row: int) -> int:
 
 
 def _first_of(rows: StepView, forward: list[int], parameter: int) -> int:
-    """The first call of the module that owns a parameter: its gradient is whole when that one's backward has run."""
-    return next((one for one in forward if rows.sites[one] == rows.module(parameter)), NO_ROW)
+    """The first call of the module of a parameter: the gradient is complete once that call's backward has run."""
+    return next((each for each in forward if rows.sites[each] == rows.module(parameter)), NO_ROW)

@@ -1,8 +1,8 @@
-"""What sort of accident made NaN or infinity: by where it came from, or by the name of the call and its numbers.
+"""What sort of accident made NaN or infinity: by the kind of event, or by the name of the call and its numbers.
 
-Takes an `OriginCase`, tries the rules in order and gives the first `AccidentKind` that one of them states. A rule
-states what the numbers show, or nothing: statistics cannot prove which element met which, so what is merely possible is
-worded as such. Where no rule applies the kind is "unknown", with the numbers.
+Takes an `OriginCase`, tries the rules in order and returns the `AccidentKind` of the first that applies. A rule states
+what the numbers show, or returns None: statistics cannot prove which elements met, so what is only possible is worded
+as such. Where no rule applies the kind is "unknown", with the numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astray.nonfinite.alarm import AccidentKind, TensorMention
+from astray.nonfinite.alarm import AccidentKind, TensorSummary
 from astray.nonfinite.flow import EventKind
 from astray.safe_text import read_plain
 from astray.stats import dtypes
 
-_MEANT = "The infinities were put there on purpose: use a large finite number, or keep them away from this call."
+_ON_MASKS = "The infinities were put there on purpose: use a large finite number, or keep them away from this call."
 _MOST_INPUTS = 4
 
 
@@ -28,29 +28,29 @@ class OriginCase:
     forward: the tensors of the forward call, where the origin is a backward call.
     flushed: a sentence about the call that rounded an input to zero, where one did.
     weight: the name of a bad weight.
-    before: of a gradient that was the first bad one, the parameter whose gradient came before.
+    before: of the first bad gradient, the parameter whose gradient came before it.
     """
 
     event: EventKind
     function: str
     phase: str
-    given: Sequence[TensorMention]
-    made: Sequence[TensorMention]
-    forward: Sequence[TensorMention] = ()
+    given: Sequence[TensorSummary]
+    made: Sequence[TensorSummary]
+    forward: Sequence[TensorSummary] = ()
     args: str | None = None
     flushed: str = ""
     weight: str = ""
     before: str = ""
 
     @property
-    def inputs(self) -> list[TensorMention]:
-        """The floating point inputs; in backward those of the forward call, where the derivative is taken."""
+    def inputs(self) -> list[TensorSummary]:
+        """The floating point inputs; of a backward call those of its forward call, where the derivative is taken."""
         source = self.forward if self.forward else self.given
-        return [one for one in source if one.role != "output" and is_float(one)]
+        return [tensor for tensor in source if tensor.role != "output" and is_float(tensor)]
 
     @property
-    def result(self) -> TensorMention:
-        """The first tensor that it spoilt."""
+    def result(self) -> TensorSummary:
+        """The first bad tensor that it made."""
         return self.made[0]
 
     @property
@@ -58,57 +58,57 @@ class OriginCase:
         """The largest number of the result's dtype; of one that is not known, that of float64."""
         return dtypes.DTYPES.get(self.result.dtype, dtypes.DTYPES["float64"]).max
 
-    def input(self, path: str) -> TensorMention | None:
-        """The input at a place of the arguments."""
-        return next((one for one in self.inputs if one.path == path), None)
+    def input(self, path: str) -> TensorSummary | None:
+        """The input with this path among the arguments."""
+        return next((tensor for tensor in self.inputs if tensor.path == path), None)
 
-    def constant(self, place: int) -> float | None:
-        """An argument that is a plain number."""
-        given = arguments(self.args)
-        found = given[place] if place < len(given) else None
-        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    def constant(self, position: int) -> float | None:
+        """The positional argument, if it is a plain number."""
+        args = arguments(self.args)
+        value = args[position] if position < len(args) else None
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def arguments(args: str | None) -> list[Any]:
     """The positional arguments of a call as they were recorded; tensors are `<tensor>`."""
     try:
-        found = read_plain(args or "{}").get("args", [])
+        values = read_plain(args or "{}").get("args", [])
     except (ValueError, AttributeError):  # what another version of the recorder wrote
         return []
-    return found if isinstance(found, list) else []
+    return values if isinstance(values, list) else []
 
 
-def is_float(one: TensorMention) -> bool:
+def is_float(tensor: TensorSummary) -> bool:
     """Whether a tensor can hold infinities at all."""
-    return one.dtype in dtypes.DTYPES and dtypes.find(one.dtype).kind in ("float", "complex")
+    return tensor.dtype in dtypes.DTYPES and dtypes.find(tensor.dtype).kind in ("float", "complex")
 
 
-def counts(one: TensorMention) -> str:
+def counts(tensor: TensorSummary) -> str:
     """How many elements are not finite: "3 NaN and 1 Inf among 64 elements"."""
-    statistics = one.statistics
-    found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
-    return f"{' and '.join(found)} among {statistics.count:,} elements"
+    statistics = tensor.statistics
+    parts = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
+    return f"{' and '.join(parts)} among {statistics.count:,} elements"
 
 
-def zeros(one: TensorMention, name: str = "") -> str:
+def zeros(tensor: TensorSummary, name: str = "") -> str:
     """How many elements are zero."""
-    return f"{one.statistics.zeros:,} of {one.statistics.count:,} elements of {name or one.name} are zero"
+    return f"{tensor.statistics.zeros:,} of {tensor.statistics.count:,} elements of {name or tensor.name} are zero"
 
 
-def reach(one: TensorMention) -> str:
+def value_range(tensor: TensorSummary) -> str:
     """The range of the finite elements."""
-    low, high = one.statistics.min, one.statistics.max
+    low, high = tensor.statistics.min, tensor.statistics.max
     return "has no finite element" if low is None or high is None else f"from {low:.4g} to {high:.4g}"
 
 
 def kind_of(case: OriginCase) -> AccidentKind:
     """The kind of an origin."""
-    if case.event in _ELSEWHERE:
-        return _ELSEWHERE[case.event](case)
+    if case.event in _NOT_BY_CALL:
+        return _NOT_BY_CALL[case.event](case)
     if case.event == "converted":
         return _converted(case)
-    spoken = (rule(case) for rule in _rules(case))
-    return next((kind for kind in spoken if kind is not None), None) or _unknown(case)
+    kinds = (rule(case) for rule in _rules(case))
+    return next((kind for kind in kinds if kind is not None), None) or _unknown(case)
 
 
 def _rules(case: OriginCase) -> Iterator[Rule]:
@@ -174,7 +174,7 @@ def _unread(case: OriginCase) -> AccidentKind:
     )
 
 
-_ELSEWHERE: dict[str, Callable[[OriginCase], AccidentKind]] = {
+_NOT_BY_CALL: dict[str, Callable[[OriginCase], AccidentKind]] = {
     "input": _bad_input,
     "weight": _bad_weight,
     "memory": _memory,
@@ -182,13 +182,13 @@ _ELSEWHERE: dict[str, Callable[[OriginCase], AccidentKind]] = {
     "outside": _outside,
     "unread": _unread,
 }
-"""Events in which the call itself did nothing wrong."""
+"""Events that the call itself has not caused."""
 
 
 def _converted(case: OriginCase) -> AccidentKind:
-    """What a call made of infinities that were meant to be there."""
-    eaten = next((one for one in [*case.given, *case.forward] if one.statistics.inf), None)
-    given = "It was given infinities" if eaten is None else f"Its {eaten.name} holds {counts(eaten)}"
+    """What a call made of infinities that were there on purpose."""
+    infinite = next((tensor for tensor in [*case.given, *case.forward] if tensor.statistics.inf), None)
+    given = "It was given infinities" if infinite is None else f"Its {infinite.name} holds {counts(infinite)}"
     made = counts(case.result)
     if not case.result.statistics.nan:
         return AccidentKind(
@@ -197,7 +197,7 @@ def _converted(case: OriginCase) -> AccidentKind:
             "A masked place is counted: leave masked places out, or mask with a large finite number.",
         )
     if any(word in case.function for word in ("softmax", "logsumexp", "attention")):
-        if eaten is not None and eaten.statistics.first_bad_value == math.inf:
+        if infinite is not None and infinite.statistics.first_bad_value == math.inf:
             return AccidentKind(
                 "inf−inf",
                 f"{given}, the first of them +inf: it takes the largest entry of a row from each, and gives {made}.",
@@ -210,16 +210,16 @@ def _converted(case: OriginCase) -> AccidentKind:
         )
     if case.function in ("add", "sub", "sum", "mean", "cumsum", "all_reduce"):
         met = "infinities of one sign, subtracted," if _has_one_sign(case) else "infinities of both signs"
-        return AccidentKind("inf−inf", f"{given}; {met} add up to {made}.", _MEANT)
+        return AccidentKind("inf−inf", f"{given}; {met} add up to {made}.", _ON_MASKS)
     if case.function in ("mul", "matmul", "linear", "einsum", "addcmul"):
-        zeros = sum(one.statistics.zeros for one in case.given)
-        return AccidentKind("0·inf", f"{given}, and zeros ({zeros:,} in its inputs) meet them: {made}.", _MEANT)
-    return AccidentKind("NaN from infinity", f"{given}, and it made {made} of them.", _MEANT)
+        zeros = sum(tensor.statistics.zeros for tensor in case.given)
+        return AccidentKind("0·inf", f"{given}, and zeros ({zeros:,} in its inputs) meet them: {made}.", _ON_MASKS)
+    return AccidentKind("NaN from infinity", f"{given}, and it made {made} of them.", _ON_MASKS)
 
 
 def _has_one_sign(case: OriginCase) -> bool:
     """Whether a difference is of infinities that have the same sign, as far as the first of each side tells."""
-    signs = [one.statistics.first_bad_value for one in case.given if one.statistics.inf]
+    signs = [tensor.statistics.first_bad_value for tensor in case.given if tensor.statistics.inf]
     return case.function == "sub" and len(signs) > 1 and None not in signs and len({*signs}) == 1
 
 
@@ -231,7 +231,7 @@ def _constant(case: OriginCase) -> AccidentKind | None:
 
 def _unknown(case: OriginCase) -> AccidentKind:
     shown = [*case.given, *case.forward][:_MOST_INPUTS]
-    given = "; ".join(f"{one.name} {reach(one)}" for one in shown) or "none were recorded"
+    given = "; ".join(f"{tensor.name} {value_range(tensor)}" for tensor in shown) or "none were recorded"
     return AccidentKind(
         "unknown",
         f"It made {counts(case.result)} of finite inputs: {given}.",
@@ -244,15 +244,15 @@ def _unknown(case: OriginCase) -> AccidentKind:
 
 Rule = Callable[[OriginCase], AccidentKind | None]
 
-_EPSILON = "Add an epsilon to the divisor, or mask these elements before dividing."
-_LOGITS = (
+_ADD_EPSILON = "Add an epsilon to the divisor, or mask these elements before dividing."
+_USE_LOGITS = (
     "Clamp the argument, or use a form that takes logits, such as log_softmax or binary_cross_entropy_with_logits."
 )
-_BEFORE = "Add an epsilon inside, or replace these elements before the call: a `where` behind it does not help here."
-_RANGE = "Scale the inputs down first, or compute this call in bfloat16 or float32."
+_FIX_ZEROS = "Add an epsilon inside, or replace these elements before the call: a `where` behind it does not help here."
+_SCALE_DOWN = "Scale the inputs down first, or compute this call in bfloat16 or float32."
 _RUNAWAY = "Numbers of this size have run away before: look at how they grew in the steps before, and at the step size."
 _WIDE = ("bfloat16", "float32", "float64")
-"""With a range that only what has gone wrong already exceeds."""
+"""Dtypes whose range is exceeded only by numbers that have gone wrong before."""
 
 
 def _division(case: OriginCase) -> AccidentKind | None:
@@ -263,7 +263,7 @@ def _division(case: OriginCase) -> AccidentKind | None:
     if case.flushed:
         advice = f"Add an epsilon that {divisor.dtype} can hold, or compute this part in float32."
         return AccidentKind("underflow then reciprocal", f"{text}: {case.flushed}", advice)
-    return AccidentKind("division by zero", f"{text}.", _EPSILON)
+    return AccidentKind("division by zero", f"{text}.", _ADD_EPSILON)
 
 
 def _logarithm(case: OriginCase) -> AccidentKind | None:
@@ -277,7 +277,7 @@ def _logarithm(case: OriginCase) -> AccidentKind | None:
         )
     if low == edge:
         text = f"The smallest element of {given.name} is −1" if edge else zeros(given)
-        return AccidentKind("log of zero", f"{text}: {case.flushed}" if case.flushed else f"{text}.", _LOGITS)
+        return AccidentKind("log of zero", f"{text}: {case.flushed}" if case.flushed else f"{text}.", _USE_LOGITS)
     return None
 
 
@@ -291,7 +291,7 @@ def _root(case: OriginCase) -> AccidentKind | None:
             "sqrt of a negative", text, "Clamp it at zero; rounding alone can bring a small number below it."
         )
     if case.function == "rsqrt" and given.statistics.zeros:
-        return AccidentKind("division by zero", f"{zeros(given)}, and it divides by their root.", _EPSILON)
+        return AccidentKind("division by zero", f"{zeros(given)}, and it divides by their root.", _ADD_EPSILON)
     return None
 
 
@@ -303,7 +303,7 @@ def _power(case: OriginCase) -> AccidentKind | None:
         text = f"The smallest element of {base.name} is {base.statistics.min:.6g}, and the exponent {exponent:g}."
         return AccidentKind("sqrt of a negative", text, "Clamp it at zero.")
     if exponent < 0 and base.statistics.zeros:
-        return AccidentKind("division by zero", f"{zeros(base)}, and the exponent is {exponent:g}.", _EPSILON)
+        return AccidentKind("division by zero", f"{zeros(base)}, and the exponent is {exponent:g}.", _ADD_EPSILON)
     return None
 
 
@@ -343,31 +343,31 @@ FORWARD: dict[str, Rule] = {
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
     **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh"), _exponential),
 }
-"""By the name of the function. An op of the backward pass is what its own name says, too."""
+"""By the name of the function, also for ops of the backward pass."""
 
 
-def _derivative(word: str, why: str, advice: str = _BEFORE) -> Rule:
-    """A derivative that is infinite, or none at all, where the function itself is fine: at zero."""
+def _derivative(word: str, why: str, advice: str = _FIX_ZEROS) -> Rule:
+    """A rule for a derivative that is infinite or undefined at zero, where the function itself is finite."""
 
     def rule(case: OriginCase) -> AccidentKind | None:
-        at = next((one for one in case.inputs if one.statistics.zeros), None)
-        return None if at is None else AccidentKind(word, f"{zeros(at)}. {why}", advice)
+        tensor = next((tensor for tensor in case.inputs if tensor.statistics.zeros), None)
+        return None if tensor is None else AccidentKind(word, f"{zeros(tensor)}. {why}", advice)
 
     return rule
 
 
 def _deviation(case: OriginCase) -> AccidentKind | None:
     """The deviation of a row is zero when all its elements are the same."""
-    at = next((one for one in case.forward if one.role == "output" and one.statistics.zeros), None)
+    result = next((tensor for tensor in case.forward if tensor.role == "output" and tensor.statistics.zeros), None)
     why = "The derivative divides by the deviation."
-    return None if at is None else AccidentKind("std of a constant", f"{zeros(at)}. {why}", _BEFORE)
+    return None if result is None else AccidentKind("std of a constant", f"{zeros(result)}. {why}", _FIX_ZEROS)
 
 
 BACKWARD: dict[str, Rule] = {
     "sqrt": _derivative("sqrt at zero", "Its derivative 1/(2·sqrt(x)) is infinite, or NaN where the gradient is zero."),
     "rsqrt": _derivative("sqrt at zero", "Its derivative is infinite there."),
     "pow": _derivative("power at zero", "The derivative of a power below one is infinite there."),
-    "log": _derivative("log of zero", "Its derivative is 1/x.", _LOGITS),
+    "log": _derivative("log of zero", "Its derivative is 1/x.", _USE_LOGITS),
     "xlogy": _derivative("log of zero", "Its derivative by y is x/y."),
     "div": _derivative("division by zero", "The derivative divides by them, too."),
     "rdiv": _derivative("division by zero", "The derivative divides by their square."),
@@ -382,13 +382,13 @@ BACKWARD: dict[str, Rule] = {
 
 
 def cast(case: OriginCase) -> AccidentKind | None:
-    """A number that fits its own dtype, and not the one it is converted to."""
-    for one in case.given:
-        size = one.statistics.absmax
-        if one.dtype != case.result.dtype and is_float(one) and size is not None and size > case.limit:
+    """A number that fits its own dtype, but not the dtype it is converted to."""
+    for tensor in case.given:
+        size = tensor.statistics.absmax
+        if tensor.dtype != case.result.dtype and is_float(tensor) and size is not None and size > case.limit:
             largest = f"the largest {case.result.dtype} is {case.limit:.6g}"
             return AccidentKind(
-                "overflow", f"Its {one.name} reaches {size:.6g} in {one.dtype}, and {largest}.", _advice(case)
+                "overflow", f"Its {tensor.name} reaches {size:.6g} in {tensor.dtype}, and {largest}.", _advice(case)
             )
     return None
 
@@ -401,12 +401,12 @@ _GROWING = frozenset((*_PRODUCTS, *_SUMS))
 
 def overflow(case: OriginCase) -> AccidentKind | None:
     """A result beyond the range of its dtype, if the sizes of the inputs allow one."""
-    floats = [one for one in [*case.given, *case.forward] if is_float(one) and one.statistics.absmax]
-    sizes = sorted((one.statistics.absmax or 0.0 for one in floats), reverse=True)
+    floats = [tensor for tensor in [*case.given, *case.forward] if is_float(tensor) and tensor.statistics.absmax]
+    sizes = sorted((tensor.statistics.absmax or 0.0 for tensor in floats), reverse=True)
     if not sizes:
         return None
-    terms = max(one.statistics.count for one in floats)
-    factors = [abs(one) for one in (case.constant(0), case.constant(1)) if one is not None]
+    terms = max(tensor.statistics.count for tensor in floats)
+    factors = [abs(value) for value in (case.constant(0), case.constant(1)) if value is not None]
     most = sizes[0] * max(*factors, *sizes[1:2], *sizes[:1], 2.0) * terms
     if most < case.limit:
         return None
@@ -422,4 +422,4 @@ def overflow(case: OriginCase) -> AccidentKind | None:
 
 
 def _advice(case: OriginCase) -> str:
-    return _RUNAWAY if case.result.dtype in _WIDE else _RANGE
+    return _RUNAWAY if case.result.dtype in _WIDE else _SCALE_DOWN

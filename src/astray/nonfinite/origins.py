@@ -1,7 +1,7 @@
 """Which events of a step are origins: those whose NaN or infinities reach something that matters.
 
-What matters is the result of an outermost module, the loss, the gradient of a parameter, a weight, and what an
-optimizer keeps. What never gets there was killed on the way (by a mask, a `where`, a softmax over −inf): no alarm.
+What matters is the result of an outermost module, the loss, the gradient of a parameter, a weight, and the state of an
+optimizer. What never gets there was removed on the way (by a mask, a `where`, a softmax over −inf): no alarm.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Origins:
 
     @cached_property
     def traces(self) -> list[Trace]:
-        """One for each origin, the earliest first."""
-        found: dict[Event, list[tuple[int, SurfacePoint]]] = {}
+        """A trace for each origin, the earliest first."""
+        surfaces: dict[Event, list[tuple[int, SurfacePoint]]] = {}
         for row in self.rows.bad:
             surfaced = self._surfaced(row)
             if surfaced is not None:
                 for event in self.origins_of(row):
-                    found.setdefault(event, []).append((row, surfaced))
-        return [Trace(event, tuple(found[event])) for event in sorted(found, key=lambda event: event.row)]
+                    surfaces.setdefault(event, []).append((row, surfaced))
+        return [Trace(event, tuple(surfaces[event])) for event in sorted(surfaces, key=lambda event: event.row)]
 
     @cached_property
     def harmless(self) -> list[Event]:
-        """Events that made NaN or infinities which were killed before they reached anything."""
+        """Events that made NaN or infinities which reached nothing that matters."""
         surfaced = {trace.event for trace in self.traces}
         events = {event for row in self.rows.bad for event in self.origins_of(row)}
         return sorted(events - surfaced, key=lambda event: event.row)
@@ -63,29 +63,29 @@ class Origins:
 
     def _resolve(self, event: Event) -> frozenset[Event]:
         if event not in self._resolved:
-            self._resolved[event] = self._resolved_anew(event)
+            self._resolved[event] = self._resolve_uncached(event)
         return self._resolved[event]
 
-    def _resolved_anew(self, event: Event) -> frozenset[Event]:
+    def _resolve_uncached(self, event: Event) -> frozenset[Event]:
         if event.kind == "intended":
             return frozenset()
         if event.kind != "converted":
             return frozenset((event,))
-        eaten = {eaten for row in event.sources for eaten in self.flow.events[row]}
+        inputs = {source for row in event.sources for source in self.flow.events[row]}
         if _is_masking(function_of(self.rows.types[event.call])):
             # Infinities that came from outside and end in a softmax are a mask, whatever they look like.
-            eaten = {one for one in eaten if one.kind not in ("input", "weight") or self.rows.nan[one.row]}
-        guilty = frozenset(origin for one in eaten for origin in self._resolve(one))
-        return guilty or frozenset((event,))
+            inputs = {each for each in inputs if each.kind not in ("input", "weight") or self.rows.nan[each.row]}
+        origins = frozenset(origin for each in inputs for origin in self._resolve(each))
+        return origins or frozenset((event,))
 
     def path(self, event: Event, row: int) -> list[int]:
         """The tensors from an origin's first to the one where it surfaced."""
         path = [row]
         while path[-1] != event.row:
-            guilty = [source for source in self.flow.before[path[-1]] if event in self.origins_of(source)]
-            if not guilty:
+            sources = [source for source in self.flow.sources[path[-1]] if event in self.origins_of(source)]
+            if not sources:
                 break
-            path.append(guilty[0])
+            path.append(sources[0])
         return path[::-1]
 
     def _surfaced(self, row: int) -> SurfacePoint | None:
@@ -95,9 +95,9 @@ class Origins:
             return SurfacePoint("gradient", rows.sites[call], path)
         if role in ("parameter", "state") and kind == "module":
             return SurfacePoint("weight" if role == "parameter" else "buffer", joined(rows.sites[call], path), path)
-        if phase == "update" and not rows.goes_in(row):
+        if phase == "update" and not rows.is_input(row):
             return SurfacePoint("state" if path.startswith("state") else "update", rows.sites[call], path)
-        if phase == "forward" and not rows.goes_in(row) and self._is_result(row, call):
+        if phase == "forward" and not rows.is_input(row) and self._is_result(row, call):
             return SurfacePoint("loss" if rows.sizes[row] == 1 else "output", rows.sites[call], path)
         return SurfacePoint("output", rows.sites[call], path) if row == self._last else None
 
@@ -108,14 +108,14 @@ class Origins:
         if row in self._used or row in self._of_gradients:
             return False
         if rows.sizes[row] == 1 and self._has_backward_pass:
-            return rows.graph.backward[call] >= 0 or rows.shown(row) in self._seeds
+            return rows.graph.backward[call] >= 0 or rows.value_id(row) in self._seeds
         if self._has_modules:
             return False
         return rows.module(call) in ("", ROOT) or (not self._has_backward_pass and call in self._last_calls)
 
     @cached_property
     def _last_calls(self) -> set[int]:
-        """The last call in any module of each micro step: what it gives is all that is known of a module's result."""
+        """The last call in any module of each micro step: its result is all that is known of a module's result."""
         micros = self.rows.calls.numbers("micro").tolist()
         last = {micro: call for call, micro in enumerate(micros) if self.rows.module(call)}
         return set(last.values())
@@ -130,34 +130,34 @@ class Origins:
 
     @cached_property
     def _of_gradients(self) -> set[int]:
-        """What was computed from gradients: by the backward pass, and by clipping and unscaling after it."""
-        found: set[int] = set()
+        """Tensors that were computed from gradients: by the backward pass, and by clipping and unscaling after it."""
+        rows: set[int] = set()
         for row in self.rows.bad:
             backward = self.rows.phases[self.rows.call_of[row]] == "backward"
-            if backward or not found.isdisjoint(self.flow.before[row]):
-                found.add(row)
-        return found
+            if backward or not rows.isdisjoint(self.flow.sources[row]):
+                rows.add(row)
+        return rows
 
     @cached_property
     def _used(self) -> set[int]:
-        """Results of which a later call has taken the values."""
+        """Results whose values are an input of a later call."""
         used: set[int] = set()
-        open_: dict[int, list[int]] = {}
+        unused: dict[int, list[int]] = {}  # by value
         for row in self.rows.bad:
-            call, shown = self.rows.call_of[row], self.rows.shown(row)
-            if not self.rows.goes_in(row):
-                open_.setdefault(shown, []).append(row)
+            call, value = self.rows.call_of[row], self.rows.value_id(row)
+            if not self.rows.is_input(row):
+                unused.setdefault(value, []).append(row)
             elif not function_of(self.rows.types[call]).endswith(_IGNORES_VALUES):
-                used.update(one for one in open_.pop(shown, ()) if self.rows.phases[call] == "forward")
+                used.update(result for result in unused.pop(value, ()) if self.rows.phases[call] == "forward")
         return used
 
     @cached_property
     def _seeds(self) -> set[int]:
-        """What a backward pass was started from, as ops show it: a one is made in the likeness of the loss."""
+        """The tensors that a backward pass started from: at op level, `ones_like` of the loss begins it."""
         return {
-            self.rows.shown(row)
+            self.rows.value_id(row)
             for row in self.rows.bad
-            if self.rows.goes_in(row) and function_of(self.rows.types[self.rows.call_of[row]]) == "ones_like"
+            if self.rows.is_input(row) and function_of(self.rows.types[self.rows.call_of[row]]) == "ones_like"
         }
 
 

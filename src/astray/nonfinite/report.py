@@ -1,6 +1,6 @@
-"""NaN and infinity for a terminal: the call that made them, where, why, and what they spoilt, on one screen.
+"""NaN and infinity for a terminal: the call that made them, where, why, and what they reached, on one screen.
 
-Takes `Findings` or an `Alarm` and gives text, laid out like the report of a comparison.
+Takes `Findings` or an `Alarm` and returns text, laid out like the report of a comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from astray.formatting.page import DIM, GREEN, MARGIN, RED, WIDTH, YELLOW, TextP
 from astray.wording import printable
 
 if TYPE_CHECKING:
-    from astray.nonfinite.alarm import Alarm, CallLocation, TensorMention
+    from astray.nonfinite.alarm import Alarm, CallLocation, TensorSummary
     from astray.nonfinite.findings import Findings
 
 _MOST_TENSORS = 6
@@ -24,7 +24,7 @@ _MOST_CANDIDATES = 6
 
 
 def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> str:
-    """All that was found: the first alarm in full, the others in a line each."""
+    """All findings: the first alarm in full, the others in a line each."""
     page = TextPage(width, colour)
     if not findings and findings.notes:
         seen = "≈ No NaN or infinity is seen to reach a result, a gradient or a weight. The notes say what is missing."
@@ -34,13 +34,13 @@ def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> s
         page.line(page.paint("✓ No NaN or infinity reached a result, a gradient or a weight.", GREEN))
     for alarm in findings[:1]:
         _alarm(page, alarm)
-    others = [f"{place_of(other)}: {other.kind.word}" for other in findings[1 : 1 + _MOST_OTHERS]]
+    others = [f"{location_of(other)}: {other.kind.word}" for other in findings[1 : 1 + _MOST_OTHERS]]
     if others:
         page.line()
         page.entry("by itself", ["These have other origins:", *others])
         left = len(findings) - 1 - len(others)
         page.entry("", f"and {left:,} more") if left else None
-    notes = list(besides(findings))
+    notes = list(notes_of(findings))
     if notes:
         page.line()
         page.entry("notes", notes, margin=0)
@@ -55,7 +55,7 @@ def render_alarm(alarm: Alarm, *, width: int = WIDTH, colour: bool = False) -> s
 
 
 def _alarm(page: TextPage, alarm: Alarm) -> None:
-    for line in page.folded(f"✗ {what_of(alarm)} from {place_of(alarm)}", later_indent=" " * MARGIN):
+    for line in page.folded(f"✗ {non_finite_word(alarm)} from {location_of(alarm)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     _frame(page, alarm.origin)
     if alarm.enclosing:
@@ -71,14 +71,14 @@ def _alarm(page: TextPage, alarm: Alarm) -> None:
     page.entry("next", alarm.kind.advice)
 
 
-def what_of(alarm: Alarm) -> str:
+def non_finite_word(alarm: Alarm) -> str:
     """Whether it is NaN or infinity."""
     statistics = alarm.offenders[0].statistics
     return "NaN" if statistics.nan else "Infinity"
 
 
-def place_of(alarm: Alarm) -> str:
-    """The call it comes from."""
+def location_of(alarm: Alarm) -> str:
+    """The call that NaN or infinity come from."""
     micro = f", micro {alarm.micro}" if alarm.micro else ""
     rank = f", on rank {alarm.rank}" if alarm.rank else ""
     if alarm.candidates:
@@ -89,44 +89,45 @@ def place_of(alarm: Alarm) -> str:
 def _frame(page: TextPage, origin: CallLocation) -> None:
     if origin.frame is None:
         return
-    of = ", its forward call" if origin.phase == "backward" else ""
-    at = f"{PurePath(origin.frame.file).name}:{origin.frame.line} in {origin.frame.function}{of}"
-    page.code(at, origin.frame.code)
+    call = ", its forward call" if origin.phase == "backward" else ""
+    line = f"{PurePath(origin.frame.file).name}:{origin.frame.line} in {origin.frame.function}{call}"
+    page.code(line, origin.frame.code)
 
 
 def _tensors(page: TextPage, alarm: Alarm) -> None:
-    """A table of the origin's tensors: the spoilt ones, then what it was given."""
+    """A table of the origin's tensors: the bad ones, then its inputs."""
     shown = [*alarm.offenders, *alarm.given][:_MOST_TENSORS]
-    rows = [_cells(one) for one in shown]
+    rows = [_cells(tensor) for tensor in shown]
     head = ("", "tensor", "min", "max", "zeros", "NaN, Inf")
     wide = [max(len(row[at]) for row in [head, *rows]) + 2 for at in range(len(head))]
     page.line()
     page.line(" " * MARGIN + page.paint("".join(cell.ljust(size) for cell, size in zip(head, wide, strict=True)), DIM))
     for row in rows:
         page.line(" " * MARGIN + "".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)))
-    for one in shown:
-        if one.first is not None:
-            of = one.name if one.first.whole is None else f"{one.name}, of {figures.shape(one.first.whole)} in all,"
-            page.entry("first", f"{one.first} of {of} is {one.first.value}")
+    for tensor in shown:
+        if tensor.first is not None:
+            whole = tensor.first.whole
+            name = tensor.name if whole is None else f"{tensor.name}, of {figures.shape(whole)} in all,"
+            page.entry("first", f"{tensor.first} of {name} is {tensor.first.value}")
     page.line()
 
 
-def _cells(one: TensorMention) -> tuple[str, ...]:
-    statistics = one.statistics
+def _cells(tensor: TensorSummary) -> tuple[str, ...]:
+    statistics = tensor.statistics
     numbers = (figures.statistic(statistics.min), figures.statistic(statistics.max), f"{statistics.zeros:,}")
-    name, dtype = printable(one.name), printable(one.dtype)
-    return (name, f"{dtype} {figures.shape(one.shape)}", *numbers, figures.non_finite(statistics))
+    name, dtype = printable(tensor.name), printable(tensor.dtype)
+    return (name, f"{dtype} {figures.shape(tensor.shape)}", *numbers, figures.non_finite(statistics))
 
 
 def _candidates(alarm: Alarm) -> str:
-    """The calls of whose backward one is the origin, those next to where it showed first."""
+    """The calls whose backward may be the origin, those next to where it showed first."""
     names = [call.name for call in alarm.candidates]
     more = len(names) - _MOST_CANDIDATES
     return f"{f'… {more:,} more, ' if more > 0 else ''}{', '.join(names[-_MOST_CANDIDATES:])}"
 
 
 def _surfaced(alarm: Alarm) -> str:
-    shown = [str(one) for one in alarm.surfaced[:_MOST_SURFACED]]
+    shown = [str(point) for point in alarm.surfaced[:_MOST_SURFACED]]
     more = len(alarm.surfaced) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
@@ -147,8 +148,8 @@ def _later(alarm: Alarm) -> str:
     return f"also to blame for what is wrong in step{'s' * (len(steps) > 1)} {shown}"
 
 
-def besides(findings: Findings) -> Iterator[str]:
-    """Notes: what is worth knowing besides the alarms, and what limits the answer."""
+def notes_of(findings: Findings) -> Iterator[str]:
+    """What is worth knowing besides the alarms, and what limits the answer."""
     if findings.skipped_by_scaler:
         steps = sorted({step for step, _ in findings.skipped_by_scaler})
         many = figures.counted(len(steps), "update")

@@ -1,8 +1,8 @@
 """The rows of one step of one rank, as the search for an origin reads them.
 
-Takes the two tables as the readers of `store` give them, or as they lie in memory while a program runs: only the rows
-of the step, tensors in the order of observation. Calls and tensors are named by their row in these tables. Which call
-is inside which, and which result made a value, is in `graph`. `function_of` names functions, ops and modules alike.
+Takes the tables of calls and tensors, from the readers of `store` or from memory while a program runs: only the rows of
+the step, tensors in the order of observation. Calls and tensors are identified by their row in these tables. Which call
+is inside which, and which result made a value, is in `graph`. `function_of` gives functions, ops and modules one name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from astray.graph import Graph
 from astray.records import ROOT, Statistics
-from astray.store import RankRun, Table
+from astray.store import Table
 
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
@@ -24,8 +24,8 @@ Bools = npt.NDArray[np.bool_]
 NO_ROW = -1
 
 _LEVELS = {"op": 0, "function": 1, "collective": 1, "module": 2}
-_OUTERMOST = 3  # of parameters, optimizers and what a program saves itself: all that is computed lies inside them
-_OF_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
+_OUTERMOST = 3  # parameters, optimizers and values saved by the program: every other call is inside of these
+_NO_ELEMENTS = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
 
 
 class StepView:
@@ -47,13 +47,6 @@ class StepView:
         self.micros: list[int] = calls.numbers("micro").tolist()
         self.parents: list[int] = self.graph.parent.tolist()
 
-    @classmethod
-    def of(cls, run: RankRun, step: int) -> StepView:
-        """A step of a rank that was recorded."""
-        wanted = run.calls.numbers("step") == step
-        known = run.call_rows >= 0
-        return cls(run.calls.take(wanted), run.tensors.take(known & wanted[run.call_rows]))
-
     @cached_property
     def bad(self) -> list[int]:
         """The tensors that hold NaN or infinity, in the order of observation."""
@@ -64,38 +57,38 @@ class StepView:
     @cached_property
     def rows_of(self) -> dict[int, list[int]]:
         """The tensors of each call."""
-        found: dict[int, list[int]] = {}
+        rows_of: dict[int, list[int]] = {}
         for row, call in enumerate(self.call_of):
-            found.setdefault(call, []).append(row)
-        return found
+            rows_of.setdefault(call, []).append(row)
+        return rows_of
 
     @cached_property
     def has_call_gradients(self) -> bool:
         """Whether the backward of any call was recorded; a guard may read the gradients of parameters alone."""
         return any(phase == "backward" and kind in _LEVELS for phase, kind in zip(self.phases, self.kinds, strict=True))
 
-    def goes_in(self, row: int) -> bool:
-        """Whether the call takes this tensor; what it gives are outputs and gradients."""
+    def is_input(self, row: int) -> bool:
+        """Whether the tensor is an input of its call; outputs and gradients are its results."""
         return self.roles[row] in ("input", "parameter", "state")
 
     def level(self, call: int) -> int:
-        """How far out calls of this kind lie: ops inside functions, functions inside modules."""
+        """How far out calls of this kind are: ops are inside functions, functions inside modules."""
         return _LEVELS.get(self.kinds[call], _OUTERMOST)
 
     def is_bad(self, row: int) -> bool:
         """Whether a tensor holds NaN or infinity."""
         return bool(self.nan[row] > 0 or self.inf[row] > 0)
 
-    def shown(self, row: int) -> int:
-        """What all rows share that show the same value: the first of them."""
+    def value_id(self, row: int) -> int:
+        """The same number for all rows that show the same value: the first of them."""
         return int(self.graph.first_seen[row])
 
     def statistics(self, row: int) -> Statistics:
-        """The statistics of a tensor; of one that has none, those of no element."""
-        return Statistics.of(self.tensors[list(Statistics._fields)].row(row)) or _OF_NOTHING
+        """The statistics of a tensor; of one without any, those of an empty tensor."""
+        return Statistics.of(self.tensors[list(Statistics._fields)].row(row)) or _NO_ELEMENTS
 
     def module(self, call: int) -> str:
-        """The module whose code a call belongs to: of a function what stands before the slash."""
+        """The module whose code a call belongs to: of a function, the part of its site before the slash."""
         site = self.sites[call]
         if self.kinds[call] == "parameter":
             return site.rpartition(".")[0] or ROOT
@@ -106,7 +99,7 @@ def _words(table: Table, name: str) -> list[str]:
     return [word or "" for word in table.coded(name).tolist()]
 
 
-_SAME = {
+_SYNONYMS = {
     "true_divide": "div",
     "divide": "div",
     "truediv": "div",
@@ -152,7 +145,7 @@ def function_of(type_: str) -> str:
     if len(parts) == 1:  # a module's class
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     name = name.strip("_")
-    return _SAME.get(name, name)
+    return _SYNONYMS.get(name, name)
 
 
 def joined(module: str, name: str) -> str:

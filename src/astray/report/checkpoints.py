@@ -1,4 +1,7 @@
-"""What reports say of checkpoints in place of what they say of runs: no steps, no calls, and names of tensors."""
+"""The parts of reports that differ for checkpoints, which have names of tensors, but no steps and no calls.
+
+Read by the listing of a run, the report of a comparison, and the page's list of runs.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ MOST = 10
 """How many tensors that differ are listed beneath the one that is furthest off."""
 
 
-def described(checkpoint: Checkpoint) -> str:
+def describe(checkpoint: Checkpoint) -> str:
     """What a checkpoint is, in a line."""
     elements = sum(checkpoint.spec(name).size for name in checkpoint.names)
     facts = [checkpoint.format, figures.counted(len(checkpoint), "tensor"), figures.counted(elements, "element")]
     return " · ".join([*facts, sized(checkpoint.nbytes)])
 
 
-def unread(run: CheckpointData, rows: Sequence[int]) -> list[str]:
+def unread_reasons(run: CheckpointData, rows: Sequence[int]) -> list[str]:
     """Why some of these rows have no numbers, each reason once."""
     notes = [run.ranks[0].tensors.row(row)["note"] for row in rows]
     return list(dict.fromkeys(note for note in notes if note is not None))
@@ -42,9 +45,9 @@ def without_calls(row: Mapping[str, str], reasons: Sequence[str]) -> dict[str, s
     return cells | ({"": "unread"} if cells[""] in reasons else {})
 
 
-def list_worst(page: TextPage, found: Sequence[Divergence], total: int) -> None:
+def list_worst(page: TextPage, divergences: Sequence[Divergence], total: int) -> None:
     """The tensors that differ, those that are furthest off first."""
-    rows = [_cells(one) for one in found[:MOST]]
+    rows = [_cells(divergence) for divergence in divergences[:MOST]]
     head, *body = TextTable(("name", "verdict", "kind"), ("kind", "cosine"), {"name": 24}, {"name": 12}).lines(
         rows, page.table_width - MARGIN
     )
@@ -56,14 +59,20 @@ def list_worst(page: TextPage, found: Sequence[Divergence], total: int) -> None:
     page.line()
 
 
-def _cells(one: Divergence) -> dict[str, str]:
-    forms = [f"{figures.dtype(side.dtype)} {figures.shape(side.shape)}" for side in (one.reference, one.candidate)]
+def _cells(divergence: Divergence) -> dict[str, str]:
+    forms = [
+        f"{figures.dtype(side.dtype)} {figures.shape(side.shape)}"
+        for side in (divergence.reference, divergence.candidate)
+    ]
     numbers = {"largest": figures.error, "cosine": "{:.6f}".format}
-    values = {"largest": one.metrics.get("max_abs", math.nan), "cosine": one.metrics.get("cosine", math.nan)}
+    values = {
+        "largest": divergence.metrics.get("max_abs", math.nan),
+        "cosine": divergence.metrics.get("cosine", math.nan),
+    }
     return {
-        "name": one.site,
-        "verdict": one.verdict,
-        "error": "–" if math.isnan(one.error) else figures.error(one.error),
+        "name": divergence.site,
+        "verdict": divergence.verdict,
+        "error": "–" if math.isnan(divergence.error) else figures.error(divergence.error),
         **{name: "–" if math.isnan(values[name]) else text(values[name]) for name, text in numbers.items()},
         "kind": forms[0] if forms[0] == forms[1] else " → ".join(forms),
     }

@@ -2,7 +2,7 @@
 
 Numbers have six significant digits, fingerprints are hexadecimal, and what is not known is an empty cell. Rows are
 written in pieces, so that a comparison of millions takes little memory. Texts that a spreadsheet would run as a formula
-get a quote before them. docs/reports.md explains every column.
+get a quote before them. docs/reference/reports.md explains every column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(comparison: ComparisonData, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
-    """Write both files into the folder, which is made if needed; gives their paths."""
+    """Write both files into the folder, which is made if needed; returns their paths."""
     files = [folder / "pairs.csv", folder / "summary.csv"]
     with atomic_file(files[0]) as rows, atomic_file(files[1]) as sums:  # both or none
         _write(rows, pairs.names, _rows(pairs, progress))
@@ -41,9 +41,9 @@ def write_csv(comparison: ComparisonData, folder: Path, pairs: Pairs, progress: 
 
 
 def summary(pairs: Table) -> Iterator[list[int | float | str | None]]:
-    """How many rows have which verdict, a line per step and phase, in order of appearance; the workbook has it, too.
+    """The rows of `summary.csv`, also in the workbook: how many rows of a step and phase have which verdict.
 
-    The largest error is None where none is known.
+    In order of appearance. The largest error is None where none is known.
     """
     step, phase, verdict = pairs.numbers("step"), pairs.coded("phase"), pairs.coded("verdict")
     steps = np.unique(step, return_inverse=True)[1]
@@ -77,20 +77,20 @@ def _rows(pairs: Pairs, progress: Progress | None) -> Iterator[tuple[str, ...]]:
 def _cells(cells: ColumnCells) -> list[str]:
     """A column as text."""
     if isinstance(cells.column, DictionaryColumn):
-        words = [*(escape_formula(word(value)) for value in cells.column.values), ""]
+        words = [*(escape_formula(cell_word(value)) for value in cells.column.values), ""]
         return [words[code] for code in cells.column.codes.tolist()]
     text = _TEXTS.get(cells.column.dtype.kind, str)
     known = cells.known.tolist()
-    return [text(cell) if there else "" for cell, there in zip(cells.column.tolist(), known, strict=True)]
+    return [text(cell) if is_known else "" for cell, is_known in zip(cells.column.tolist(), known, strict=True)]
 
 
-def word(value: Any) -> str:
+def cell_word(value: Any) -> str:
     """A distinct value of a column of texts or shapes."""
     return "×".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
 
 
 def escape_formula(text: str) -> str:
-    """A text that no spreadsheet runs: a run may have a module called `=HYPERLINK(…)`.
+    """A text that no spreadsheet runs as a formula: a run may have a module called `=HYPERLINK(…)`.
 
     >>> escape_formula("=1+1"), escape_formula("h.2.mlp")
     ("'=1+1", 'h.2.mlp')

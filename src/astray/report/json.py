@@ -24,7 +24,7 @@ The document is one object:
 
 A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN, and the
 value of a bad element is the string "nan".
-docs/comparison.schema.json says the same to programs, down to the last field.
+docs/reference/comparison.schema.json is the machine-readable schema, with every field.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _JUDGED = ("source", "rule", "surprise", "measure", "deviation", "limit", "given
 
 
 def write_json(comparison: ComparisonData, file: Path) -> Path:
-    """Write the document; gives its path."""
+    """Write the document; returns its path."""
     text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_file(file) as draft:
-        draft.write_bytes(as_utf8(text + "\n"))  # with escapes of JSON for what UTF-8 cannot hold
+        draft.write_bytes(as_utf8(text + "\n"))  # what UTF-8 cannot hold becomes a JSON escape
     return file
 
 
@@ -76,7 +76,7 @@ def document(comparison: ComparisonData) -> dict[str, Any]:
         "counts": comparison.counts,
         "sources": comparison.sources,
         "problems": comparison.problems,
-        "setup": [setup_entry(one) for one in comparison.setup],
+        "setup": [setup_entry(difference) for difference in comparison.setup],
         "first": firsts[0] if firsts else None,
         "firsts": firsts,
         "others": [_divergence(other) for other in comparison.others],
@@ -104,24 +104,24 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _divergence(first: Divergence) -> dict[str, Any]:
-    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+def _divergence(divergence: Divergence) -> dict[str, Any]:
+    fields = {field.name: getattr(divergence, field.name) for field in dataclasses.fields(divergence)}
     del fields["order"]
     place = fields.pop("place")
-    fields |= {"judged": first.judged, "sureness": first.sureness}
-    fields |= {"settings": [setup_entry(one) for one in first.settings]}
+    fields |= {"judged": divergence.judged, "sureness": divergence.sureness}
+    fields |= {"settings": [setup_entry(setting) for setting in divergence.settings]}
     fields = {name: _place(value) if isinstance(value, TensorPlace) else value for name, value in fields.items()}
     for side in ("reference", "candidate"):
         cells = {field.name: getattr(fields[side], field.name) for field in dataclasses.fields(fields[side])}
-        print_ = cells["fingerprint"]
-        fields[side] = cells | {"fingerprint": None if print_ is None else f"{print_:016x}"}
+        fingerprint = cells["fingerprint"]
+        fields[side] = cells | {"fingerprint": None if fingerprint is None else f"{fingerprint:016x}"}
         fields[side]["statistics"] = _statistics(cells["statistics"])
     return _place(place) | fields
 
 
 def _place(place: TensorPlace) -> dict[str, Any]:
     cells = dataclasses.asdict(place)
-    del cells["weight"]  # a matter of words
+    del cells["weight"]  # only used to word the place
     return cells
 
 
@@ -137,17 +137,17 @@ def _suspect(suspect: Suspect) -> dict[str, Any]:
     )
 
 
-def setup_entry(one: SetupDifference) -> dict[str, Any]:
+def setup_entry(difference: SetupDifference) -> dict[str, Any]:
     """A difference in how the runs were set up."""
-    fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    return fields | {"sites": one.sites[:MOST_SITES], "count": one.count}
+    fields = {field.name: getattr(difference, field.name) for field in dataclasses.fields(difference)}
+    return fields | {"sites": difference.sites[:MOST_SITES], "count": difference.count}
 
 
-def _statistics(found: Statistics | None) -> dict[str, Any] | None:
-    if found is None:
+def _statistics(statistics: Statistics | None) -> dict[str, Any] | None:
+    if statistics is None:
         return None
-    value = found.first_bad_value
-    return found._asdict() | {"first_bad_value": None if value is None else str(value)}
+    value = statistics.first_bad_value
+    return statistics._asdict() | {"first_bad_value": None if value is None else str(value)}
 
 
 def _difference(comparison: ComparisonData, row: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A Comparison as JUnit XML, which every continuous integration shows as a page of test results.
 
-A test case is a site. The site where the runs part fails, with the answer; so does one that misses tensors in one run.
-What else is wrong is skipped: it cannot be judged until the first divergence is mended, and the page shows one failure
-and not hundreds. Where there are many sites, cases are groups of them: the modules around.
+A test case is a site. The site of the first divergence fails, with the answer; so does one whose tensors are in one run
+only. What else is wrong is skipped: it cannot be judged until the first divergence is fixed, and the page shows one
+failure instead of hundreds. Where there are many sites, a case is a group of them: the module around them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astray.comparison.rows import Ints
 from astray.comparison.verdict import BAD, Verdict
 from astray.formatting import figures
 from astray.report.atomic_files import atomic_file
-from astray.report.text import render, wrong_besides
+from astray.report.text import render, reported_others
 
 MOST_CASES = 300
 """The most cases: a page with more is too long to read."""
@@ -31,7 +31,7 @@ _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def write_junit(comparison: ComparisonData, file: Path) -> Path:
-    """Write the results; gives the path."""
+    """Write the results; returns the path."""
     name = f"{comparison.reference.path} → {comparison.candidate.path}"
     suite = ElementTree.Element("testsuite", name=_plain(name))
     properties = ElementTree.SubElement(suite, "properties")
@@ -76,26 +76,26 @@ def _cases(comparison: ComparisonData) -> Iterator[ElementTree.Element]:
     names = list(dict.fromkeys(group_of.values()))
     number = {name: i for i, name in enumerate(names)}
     groups = np.array([number[group_of[site]] for site in sites.values])[sites.codes]
-    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
-    found_wrong = (*comparison.firsts, *besides)  # the earliest comes first, and stands for its site
-    culprits = {number[group_of[one.site]]: one for one in reversed(found_wrong)}
-    found, begin = np.unique(groups, return_index=True)
-    for group in found[np.argsort(begin)].tolist():
+    others = comparison.others if comparison.of_checkpoints else reported_others(comparison)
+    divergences = (*comparison.firsts, *others)  # of several at one site, the earliest
+    divergence_of = {number[group_of[divergence.site]]: divergence for divergence in reversed(divergences)}
+    distinct, begin = np.unique(groups, return_index=True)
+    for group in distinct[np.argsort(begin)].tolist():
         rows = np.flatnonzero(groups == group)
-        yield _case(comparison, names[group], rows, verdicts[rows], culprits.get(group))
+        yield _case(comparison, names[group], rows, verdicts[rows], divergence_of.get(group))
 
 
 def _case(
-    comparison: ComparisonData, name: str, rows: Ints, verdicts: Ints, first: Divergence | None
+    comparison: ComparisonData, name: str, rows: Ints, verdicts: Ints, divergence: Divergence | None
 ) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname="astray", name=_plain(name))
     wrong, unmatched = rows[np.isin(verdicts, BAD)], rows[comparison.missing[rows]]
-    if first is not None:
-        what = "First divergence" if first in comparison.firsts else "Wrong by itself"
+    if divergence is not None:
+        what = "First divergence" if divergence in comparison.firsts else "Wrong by itself"
         what = "Differs" if comparison.of_checkpoints else what
-        sure = "" if comparison.of_checkpoints else f" How sure: {first.sureness}."
-        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}{sure}"
-        _add(case, "failure", text, first.verdict)
+        sure = "" if comparison.of_checkpoints else f" How sure: {divergence.sureness}."
+        text = f"{what}{_on_rank(comparison, divergence)}: {divergence.place.full}. {divergence.evidence[0]}{sure}"
+        _add(case, "failure", text, divergence.verdict)
     elif len(unmatched):
         place = TensorPlace.of(comparison.pairs, int(unmatched[0]))
         counted = f"{figures.counted(len(unmatched), 'tensor')} in one run only"
@@ -104,7 +104,7 @@ def _case(
         place = TensorPlace.of(comparison.pairs, int(wrong[0]))
         text = f"{figures.counted(len(wrong), 'tensor')} wrong, first {place} ({place.verdict}"
         text += ")" if math.isnan(place.error) else f", {figures.error(place.error)})"
-        if comparison.first is None or comparison.of_checkpoints:  # which have no victims
+        if comparison.first is None or comparison.of_checkpoints:  # tensors of checkpoints have no victims
             _add(case, "failure", f"{text}.", place.verdict)
         else:
             _add(case, "skipped", f"{text}, which the first divergence may explain.", place.verdict)
@@ -115,29 +115,29 @@ def _case(
 
 
 def _add(case: ElementTree.Element, tag: str, message: str, kind: str) -> None:
-    found = ElementTree.SubElement(case, tag, message=_plain(message), type=kind)
-    if tag == "failure":  # some pages show the text only
-        found.text = _plain(message)
+    element = ElementTree.SubElement(case, tag, message=_plain(message), type=kind)
+    if tag == "failure":  # some CI pages show only the text
+        element.text = _plain(message)
 
 
-def _on_rank(comparison: ComparisonData, first: Divergence) -> str:
-    return f" on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""
+def _on_rank(comparison: ComparisonData, divergence: Divergence) -> str:
+    return f" on rank {divergence.rank}" if len(comparison.reference.ranks) > 1 else ""
 
 
 def grouped(sites: list[str], most: int) -> Mapping[str, str]:
-    """The group of each site: itself; or, when there are too many, the module it lies in; or a module further out.
+    """The group of each site: the site itself; or, when there are too many, the module it is in, or one further out.
 
     >>> grouped(["h.0.fc", "h.0.fc/gelu", "h.1.fc"], most=2)
     {'h.0.fc': 'h.0.fc', 'h.0.fc/gelu': 'h.0.fc', 'h.1.fc': 'h.1.fc'}
     """
-    found = {site: site for site in sites}
-    if len(found) > most:
-        found = {site: site.split("/")[0] or site for site in sites}
-    depth = max((group.count(".") for group in found.values()), default=0)
-    while len(set(found.values())) > most and depth > 0:
-        found = {site: ".".join(group.split(".")[:depth]) for site, group in found.items()}
+    group_of = {site: site for site in sites}
+    if len(group_of) > most:
+        group_of = {site: site.split("/")[0] or site for site in sites}
+    depth = max((group.count(".") for group in group_of.values()), default=0)
+    while len(set(group_of.values())) > most and depth > 0:
+        group_of = {site: ".".join(group.split(".")[:depth]) for site, group in group_of.items()}
         depth -= 1
-    return found if len(set(found.values())) <= most else dict.fromkeys(sites, "all sites")
+    return group_of if len(set(group_of.values())) <= most else dict.fromkeys(sites, "all sites")
 
 
 def _plain(text: str) -> str:

@@ -25,36 +25,36 @@ _LEAST = {"what": 24, "reference": 12, "candidate": 12}
 _LEAST_OF_ALL = {"what": 16, "name": 8, "reference": 9, "candidate": 9}
 
 
-def say_setup(page: TextPage, comparison: ComparisonData) -> None:
-    """Puts what was set differently onto the page, if anything was: at most a few lines, those first that matter."""
-    told = [one for one in comparison.setup if one.expected_effect != "none known"]
-    rest = len(comparison.setup) - len(told[:MOST])
+def add_setup(page: TextPage, comparison: ComparisonData) -> None:
+    """Adds what was set differently to the page: at most `MOST` lines, those first that change results."""
+    relevant = [difference for difference in comparison.setup if difference.expected_effect != "none known"]
+    rest = len(comparison.setup) - len(relevant[:MOST])
     if not comparison.setup:
         return
-    if told:
-        first, *others = told[:MOST]
+    if relevant:
+        first, *others = relevant[:MOST]
         for line in page.folded(f"Set differently: {with_ranks(first, comparison)}", later_indent=" " * MARGIN):
             page.line(page.paint(line, YELLOW))
-        page.entry("also", [with_ranks(one, comparison) for one in others])
+        page.entry("also", [with_ranks(difference, comparison) for difference in others])
     else:
         page.line(f"Set differently: {counted(rest, 'setting')} with no known effect on numbers; --setup lists them.")
-    if told and rest:
-        page.entry("more", f"{_more(comparison.setup, told)}; --setup lists them all.")
+    if relevant and rest:
+        page.entry("more", f"{_more(comparison.setup, relevant)}; --setup lists them all.")
     page.line()
 
 
-def _more(setup: Sequence[SetupDifference], told: Sequence[SetupDifference]) -> str:
+def _more(setup: Sequence[SetupDifference], relevant: Sequence[SetupDifference]) -> str:
     """How many differences were left out."""
-    harmless = len(setup) - len(told)
-    parts = [f"{len(told) - MOST:,} more"] if len(told) > MOST else []
+    harmless = len(setup) - len(relevant)
+    parts = [f"{len(relevant) - MOST:,} more"] if len(relevant) > MOST else []
     parts += [f"{harmless:,} with no known effect on numbers"] if harmless else []
     return " and ".join(parts)
 
 
 def with_ranks(difference: SetupDifference, comparison: ComparisonData) -> str:
-    """The sentence of a difference, and on which ranks it is so, where that is not all."""
-    everywhere = len(set(comparison.reference.ranks) & set(comparison.candidate.ranks))
-    if len(difference.ranks) >= everywhere:
+    """The sentence of a difference, with the ranks that have it unless all have."""
+    rank_count = len(set(comparison.reference.ranks) & set(comparison.candidate.ranks))
+    if len(difference.ranks) >= rank_count:
         return difference.sentence
     ranks = ", ".join(map(str, difference.ranks))
     return f"{difference.sentence[:-1]}, on rank{'s' * (len(difference.ranks) > 1)} {ranks}."
@@ -69,7 +69,7 @@ def render(
     page.line()
     if comparison.setup:
         several = len(comparison.reference.ranks) > 1
-        rows = [_cells(one, several) for one in comparison.setup]
+        rows = [_cells(difference, several) for difference in comparison.setup]
         words = ("what", "name", "reference", "candidate", "changes", "from")
         head, *body = TextTable(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.table_width)
         page.line(page.paint(head, DIM))
@@ -84,16 +84,16 @@ def render(
     return page.text()
 
 
-def _cells(one: SetupDifference, several: bool) -> dict[str, str]:
-    ranks = {"rank": ",".join(map(str, one.ranks))} if several else {}
+def _cells(difference: SetupDifference, several: bool) -> dict[str, str]:
+    ranks = {"rank": ",".join(map(str, difference.ranks))} if several else {}
     return {
         **ranks,
-        "what": one.subject,
-        "name": one.name,
-        "reference": "–" if one.reference is None else subject_text(one.reference),
-        "candidate": "–" if one.candidate is None else subject_text(one.candidate),
-        "changes": _EFFECTS[one.expected_effect],
-        "from": "start" if one.step is None else f"step {one.step}",
+        "what": difference.subject,
+        "name": difference.name,
+        "reference": "–" if difference.reference is None else subject_text(difference.reference),
+        "candidate": "–" if difference.candidate is None else subject_text(difference.candidate),
+        "changes": _EFFECTS[difference.expected_effect],
+        "from": "start" if difference.step is None else f"step {difference.step}",
     }
 
 

@@ -1,7 +1,7 @@
-"""The report for a terminal: the first screen says where the runs part, why, and what to look at.
+"""The report for a terminal: its first screen names the first divergence, why it is one, and what to look at.
 
-Takes a Comparison and gives text. Plain by default, so that a file or a pipe gets no escape codes; sentences are folded
-at the given width, and tables are narrow enough never to be.
+Takes a `ComparisonData` and returns text. Plain by default, so that a file or a pipe gets no escape codes; sentences
+are folded at the given width, and tables are narrow enough that they need not be.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from astray.formatting import figures
 from astray.formatting.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, TextPage
 from astray.records import Statistics
 from astray.report import checkpoints
-from astray.report.setup import say_setup
+from astray.report.setup import add_setup
 from astray.wording import printable
 
 _MOST_STEPS = 4
 _MOST_NOTES = 8
 _MOST_SUSPECTS = 3
-_WORTH_TELLING = 0.7
-"""A suspect with so much of the score that counts as wrong: of thirty pairs of right runs none had more."""
+_WORTH_REPORTING = 0.7
+"""The least score of a suspect that is reported; 1 counts as wrong. Of thirty pairs of right runs none had more."""
 
 _WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
 _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
@@ -47,8 +47,8 @@ def render(
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
     page = TextPage(width, colour, table_width)
     _header(page, comparison)
-    _recording(page, comparison)
-    say_setup(page, comparison)
+    _settings(page, comparison)
+    add_setup(page, comparison)
     if comparison.first is not None and comparison.of_checkpoints:
         _differences(page, comparison, comparison.first)
     elif comparison.first is not None:
@@ -80,8 +80,8 @@ def _header(page: TextPage, comparison: ComparisonData) -> None:
     page.line()
 
 
-def _recording(page: TextPage, comparison: ComparisonData) -> None:
-    """That the two were not asked for the same: what follows tells of what they share."""
+def _settings(page: TextPage, comparison: ComparisonData) -> None:
+    """That the runs were recorded with different settings, so that the report is of what they share."""
     for text in different_settings(comparison.reference, comparison.candidate):
         for line in page.folded(text, later_indent=" " * MARGIN):
             page.line(page.paint(line, YELLOW))
@@ -103,18 +103,18 @@ def _divergence(page: TextPage, comparison: ComparisonData, first: Divergence) -
     _sides(page, first)
     if first.previous is not None:
         page.entry("before it", f"{_short(first.previous, first.place)}: {_verdict(first.previous)}")
-    page.entry("after it", after(first))
+    page.entry("after it", consequences(first))
     page.entry("also", first.evidence[len(first.settings) + 1 :])
     page.line()
 
 
-def cause_of(first: Divergence) -> tuple[str, ...]:
+def cause_of(divergence: Divergence) -> tuple[str, ...]:
     """Why it diverged, in sentences: what was set differently, and what the tensors show."""
-    return first.evidence[: len(first.settings) + 1]
+    return divergence.evidence[: len(divergence.settings) + 1]
 
 
-def _where(first: Divergence, several: bool) -> str:
-    return first.place.full + (f", on rank {first.rank}" if several else "")
+def _where(divergence: Divergence, several: bool) -> str:
+    return divergence.place.full + (f", on rank {divergence.rank}" if several else "")
 
 
 def _differences(page: TextPage, comparison: ComparisonData, first: Divergence) -> None:
@@ -135,75 +135,87 @@ def _furthest(comparison: ComparisonData, first: Divergence) -> str:
     return f"{count} differ; furthest off: {first.place}" if first.victims else f"{count} differs: {first.place}"
 
 
-def error_of(first: Divergence) -> str:
+def error_of(divergence: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
-    judged, of = first.judged, first.whose
-    if math.isfinite(first.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
-        parts = [first.explained, *([] if of else _metrics(first)), *_remarks(judged)]
-    elif of:
-        parts = [f"{of}: {'; '.join(_remarks(judged)) or _amount(first, judged.error)}"]
+    judged, whose = divergence.judged, divergence.whose
+    if math.isfinite(divergence.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
+        parts = [divergence.explained, *([] if whose else _metrics(divergence)), *_remarks(judged)]
+    elif whose:
+        parts = [f"{whose}: {'; '.join(_remarks(judged)) or _amount(divergence, judged.error)}"]
     else:
-        return _unexplained(first)
-    if of and first.role and math.isfinite(first.error):
-        parts.append(f"its {first.place.tensor} is off by {_amount(first, first.error)}")
+        return _unexplained(divergence)
+    if whose and divergence.role and math.isfinite(divergence.error):
+        parts.append(f"its {divergence.place.tensor} is off by {_amount(divergence, divergence.error)}")
     return "; ".join(parts)
 
 
-def _unexplained(first: Divergence) -> str:
-    """How far off a tensor is that no rounding could bring there."""
-    left, right, place = first.reference, first.candidate, first.place
-    if first.verdict == Verdict.SHAPE.label:
+def _unexplained(divergence: Divergence) -> str:
+    """How far off a tensor is that no rounding could bring so far."""
+    reference, candidate, place = divergence.reference, divergence.candidate, divergence.place
+    if divergence.verdict == Verdict.SHAPE.label:
         same = f"; {SENTENCES[Reason.RESHAPED]}" if SENTENCES[Reason.RESHAPED] in place.reason else ""
-        return f"shape {figures.shape(left.shape)} against {figures.shape(right.shape)}{same}"
-    if first.verdict == Verdict.DTYPE.label:
-        return f"{left.dtype} against {right.dtype}, which are different kinds of number"
-    if first.verdict == Verdict.NON_FINITE.label:
-        counts = f"{figures.non_finite(left.statistics)} against {figures.non_finite(right.statistics)}"
+        return f"shape {figures.shape(reference.shape)} against {figures.shape(candidate.shape)}{same}"
+    if divergence.verdict == Verdict.DTYPE.label:
+        return f"{reference.dtype} against {candidate.dtype}, which are different kinds of number"
+    if divergence.verdict == Verdict.NON_FINITE.label:
+        counts = f"{figures.non_finite(reference.statistics)} against {figures.non_finite(candidate.statistics)}"
         return f"elements that are no finite numbers: {counts}"
-    if math.isnan(first.error) and SENTENCES[Reason.SAME_STATISTICS] in place.reason:
+    if math.isnan(divergence.error) and SENTENCES[Reason.SAME_STATISTICS] in place.reason:
         return "the values differ in a way the statistics do not show; record with keep='tensors' to see how"
-    if math.isnan(first.error):
+    if math.isnan(divergence.error):
         return place.reason or "not known"
-    if math.isinf(first.error):
-        size = f"; the candidate reaches {figures.error(first.magnitude)}" if not math.isnan(first.magnitude) else ""
+    if math.isinf(divergence.error):
+        size = (
+            f"; the candidate reaches {figures.error(divergence.magnitude)}"
+            if not math.isnan(divergence.magnitude)
+            else ""
+        )
         return f"{place.reason}{size}"
-    may = f"rounding explains at most {figures.error(first.limit)}" if first.limit else f"{left.dtype} does not round"
-    return "; ".join([_amount(first, first.error), may, *_metrics(first), *_remarks(place)])
+    allowed = (
+        f"rounding explains at most {figures.error(divergence.limit)}"
+        if divergence.limit
+        else f"{reference.dtype} does not round"
+    )
+    return "; ".join([_amount(divergence, divergence.error), allowed, *_metrics(divergence), *_remarks(place)])
 
 
-def how_sure(first: Divergence, exact: bool = False) -> list[str]:
-    """How sure it is that this is wrong, and why, in a line; none where the error says so by itself.
+def how_sure(divergence: Divergence, exact: bool = False) -> list[str]:
+    """How sure it is that this is wrong, and why, in a line; empty where the error shows it.
 
     exact: every bit counts, so that fingerprints are enough.
     """
-    if first.sureness == UNKNOWN and exact:
+    if divergence.sureness == UNKNOWN and exact:
         return ["certain that bits differ; record with keep='stats' to learn by how much"]
-    if first.sureness == UNKNOWN:
+    if divergence.sureness == UNKNOWN:
         return [f"{UNKNOWN}: fingerprints differ by rounding as well; record with keep='stats' to tell"]
-    if first.settings and first.verdict in _WITHIN_ROUNDING:
+    if divergence.settings and divergence.verdict in _WITHIN_ROUNDING:
         return ["certain that it was set differently, though the error is no more than rounding"]
-    beyond_doubt = first.judged.verdict in _WITHOUT_SIZE or not math.isfinite(first.judged.error)
-    if first.rule == "tolerance" or beyond_doubt or not first.surprise > 1:
+    beyond_doubt = divergence.judged.verdict in _WITHOUT_SIZE or not math.isfinite(divergence.judged.error)
+    if divergence.rule == "tolerance" or beyond_doubt or not divergence.surprise > 1:
         return []
-    if math.isinf(first.surprise):
-        return [f"{first.sureness}: nothing explains it"]
-    return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
+    if math.isinf(divergence.surprise):
+        return [f"{divergence.sureness}: nothing explains it"]
+    return [f"{divergence.sureness}: {times(divergence.surprise)} times as far off as can be explained"]
 
 
-def why_bits_count(first: Divergence) -> list[str]:
-    """Which bits differ where the runs were to be bit-identical, and why they count; nothing where more is wrong."""
-    if first.judged.verdict in _WITHOUT_SIZE:
+def why_bits_count(divergence: Divergence) -> list[str]:
+    """Which bits differ where the runs should be bit-identical, and why that counts; empty where more is wrong."""
+    if divergence.judged.verdict in _WITHOUT_SIZE:
         return []
-    what = f"{first.whose}: " if first.whose else ""
-    different, ulp = first.metrics.get("different"), first.metrics.get("max_ulp")
-    elements = figures.counted(math.prod(first.reference.shape), "element")
-    if first.whose or different is None or different == 0:
+    what = f"{divergence.whose}: " if divergence.whose else ""
+    different, ulp = divergence.metrics.get("different"), divergence.metrics.get("max_ulp")
+    elements = figures.counted(math.prod(divergence.reference.shape), "element")
+    if divergence.whose or different is None or different == 0:
         bits = f"{what}fingerprints differ, so at least one bit does"
     else:
         bits = f"{different:,.0f} of {elements} {'has' if different == 1 else 'have'} other bits"
         if ulp is not None and math.isfinite(ulp):
             bits += f", by up to {figures.counted(int(ulp), 'representable number')}"
-    rounding = " Without --exact it passes as rounding." if first.rule == "bits" and math.isfinite(first.error) else ""
+    rounding = (
+        " Without --exact it passes as rounding."
+        if divergence.rule == "bits" and math.isfinite(divergence.error)
+        else ""
+    )
     return [
         f"{bits}.{rounding} The same program with the same versions, kernels and threads on the same machine computes "
         "the same bits: one that differs has a cause, however small."
@@ -212,88 +224,88 @@ def why_bits_count(first: Divergence) -> list[str]:
 
 def _remarks(place: TensorPlace) -> Iterator[str]:
     """Further reasons why a tensor was judged as it was."""
-    said = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])  # the cause has these already
-    return (text for text in place.reason.split("; ") if text and text not in said)
+    in_cause = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])
+    return (text for text in place.reason.split("; ") if text and text not in in_cause)
 
 
-def _amount(first: Divergence, error: float) -> str:
-    """How far off a tensor is, and what shows it when that is not every value."""
+def _amount(divergence: Divergence, error: float) -> str:
+    """How far off a tensor is, and by what it was measured if not by every value."""
     amount = f"{figures.error(error)} relative"
-    if first.measured_by == "values":
+    if divergence.measured_by == "values":
         return amount
-    if first.measured_by == "statistics" or _seen_by_statistics_alone(first):
+    if divergence.measured_by == "statistics" or _seen_by_statistics_alone(divergence):
         return f"at least {amount} (by statistics)"
-    return f"{amount} (by {first.measured_by})"
+    return f"{amount} (by {divergence.measured_by})"
 
 
-def _seen_by_statistics_alone(first: Divergence) -> bool:
+def _seen_by_statistics_alone(divergence: Divergence) -> bool:
     """Whether the values that were kept, a slice or a sample, are the same on both sides."""
-    return first.metrics.get("different") == 0
+    return divergence.metrics.get("different") == 0
 
 
-def _metrics(first: Divergence) -> Iterator[str]:
-    if _seen_by_statistics_alone(first):
+def _metrics(divergence: Divergence) -> Iterator[str]:
+    if _seen_by_statistics_alone(divergence):
         return
-    if "max_abs" in first.metrics:
-        yield f"largest difference {figures.error(first.metrics['max_abs'])}"
-    if "cosine" in first.metrics:
-        yield f"cosine {first.metrics['cosine']:.6f}"
-    if "different" in first.metrics:
-        yield f"{figures.counted(int(first.metrics['different']), 'element')} differ"
+    if "max_abs" in divergence.metrics:
+        yield f"largest difference {figures.error(divergence.metrics['max_abs'])}"
+    if "cosine" in divergence.metrics:
+        yield f"cosine {divergence.metrics['cosine']:.6f}"
+    if "different" in divergence.metrics:
+        yield f"{figures.counted(int(divergence.metrics['different']), 'element')} differ"
 
 
-def _sides(page: TextPage, first: Divergence) -> None:
+def _sides(page: TextPage, divergence: Divergence) -> None:
     """Both tensors side by side."""
-    left, right = first.reference, first.candidate
+    reference, candidate = divergence.reference, divergence.candidate
     rows = [
-        ("tensor", _form(left), _form(right), ""),
-        *_statistics(left.statistics, right.statistics),
+        ("tensor", _form(reference), _form(candidate), ""),
+        *_statistics(reference.statistics, candidate.statistics),
     ]
     head = ("", "reference", "candidate", "difference" if any(gap for *_, gap in rows) else "")
-    rows, wide = _fitting(head, rows, page.width - MARGIN - LABEL)
+    rows, wide = _fit(head, rows, page.width - MARGIN - LABEL)
     head = head if any(gap for *_, gap in rows) else (*head[:3], "")
     page.line()
     page.line(" " * (MARGIN + LABEL) + page.paint(f"{head[1]:<{wide[1]}}{head[2]:<{wide[2]}}{head[3]}", DIM))
-    for name, one, other, gap in rows:
-        shown = f"{other:<{wide[2]}}{gap}"
-        shown = shown if one == other else page.paint(shown, YELLOW)
-        page.line(" " * MARGIN + page.paint(name.ljust(LABEL), DIM) + f"{one:<{wide[1]}}{shown}")
+    for name, left, right, gap in rows:
+        shown = f"{right:<{wide[2]}}{gap}"
+        shown = shown if left == right else page.paint(shown, YELLOW)
+        page.line(" " * MARGIN + page.paint(name.ljust(LABEL), DIM) + f"{left:<{wide[1]}}{shown}")
     page.line()
 
 
-def _fitting(head: _Row, rows: list[_Row], room: int) -> tuple[list[_Row], list[int]]:
+def _fit(head: _Row, rows: list[_Row], width: int) -> tuple[list[_Row], list[int]]:
     """The rows and the widths of their columns: closer together, without the difference, or cut, until they fit."""
     for space in (3, 2):
         sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         wide = [size + space for size in sizes]
-        if wide[1] + wide[2] + sizes[3] <= room:
+        if wide[1] + wide[2] + sizes[3] <= width:
             return rows, wide
-    if sizes[1] + sizes[2] + 2 > room:
-        half = (room - 2) // 2
-        rows = [(name, _cut(one, half), _cut(other, half), "") for name, one, other, _ in rows]
+    if sizes[1] + sizes[2] + 2 > width:
+        half = (width - 2) // 2
+        rows = [(name, _cut(left, half), _cut(right, half), "") for name, left, right, _ in rows]
         return rows, [half + 2] * 4
-    return [(name, one, other, "") for name, one, other, _ in rows], wide
+    return [(name, left, right, "") for name, left, right, _ in rows], wide
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _form(side: Side) -> str:
     return f"{printable(side.dtype)} {figures.shape(side.shape)}"
 
 
-def _statistics(left: Statistics | None, right: Statistics | None) -> Iterator[tuple[str, str, str, str]]:
-    if left is None and right is None:
+def _statistics(reference: Statistics | None, candidate: Statistics | None) -> Iterator[tuple[str, str, str, str]]:
+    if reference is None and candidate is None:
         return
     for name in ("mean", "std", "l2", "min", "max"):
-        one, other = getattr(left, name, None), getattr(right, name, None)
+        left, right = getattr(reference, name, None), getattr(candidate, name, None)
         gap = ""
-        if left is not None and one is not None and other is not None:
-            gap = figures.change(_beyond_summing(other - one, one, left.absmax))
-        yield name, figures.statistic(one), figures.statistic(other), gap
-    if any(side is not None and side.nan + side.inf for side in (left, right)):
-        yield "NaN, Inf", figures.non_finite(left), figures.non_finite(right), ""
+        if reference is not None and left is not None and right is not None:
+            gap = figures.change(_beyond_summing(right - left, left, reference.absmax))
+        yield name, figures.statistic(left), figures.statistic(right), gap
+    if any(side is not None and side.nan + side.inf for side in (reference, candidate)):
+        yield "NaN, Inf", figures.non_finite(reference), figures.non_finite(candidate), ""
 
 
 def _beyond_summing(gap: float, *sizes: float | None) -> float:
@@ -301,12 +313,12 @@ def _beyond_summing(gap: float, *sizes: float | None) -> float:
     return gap if abs(gap) > SUMMING * max(abs(size or 0.0) for size in sizes) else 0.0
 
 
-def after(first: Divergence) -> str:
+def consequences(divergence: Divergence) -> str:
     """What the divergence led to."""
-    if not first.victims:
+    if not divergence.victims:
         return "nothing else is wrong"
-    victims = f"{figures.counted(first.victims, 'more row')} {'are' if first.victims != 1 else 'is'} wrong"
-    later = [(step, error) for step, error in first.growth if step > first.step and error > 0]
+    victims = f"{figures.counted(divergence.victims, 'more row')} {'are' if divergence.victims != 1 else 'is'} wrong"
+    later = [(step, error) for step, error in divergence.growth if step > divergence.step and error > 0]
     if not later:
         return victims
     shown = later if len(later) <= _MOST_STEPS else [*later[: _MOST_STEPS - 1], later[-1]]
@@ -317,7 +329,7 @@ def after(first: Divergence) -> str:
 
 
 def _other_ranks(page: TextPage, comparison: ComparisonData) -> None:
-    """Which ranks agree, and where those went wrong that do not."""
+    """Which ranks agree, and the first divergence of each rank that does not."""
     others = comparison.firsts[1:]
     wrong = {first.rank for first in comparison.firsts}
     agreeing = sorted({*np.unique(comparison.pairs.numbers("rank")[comparison.matched]).tolist()} - wrong)
@@ -339,102 +351,105 @@ def _others(page: TextPage, comparison: ComparisonData) -> None:
     """What else is wrong by itself or may be, the most surprising first."""
     before = len(page.lines)
     settings = comparison.first.settings if comparison.first is not None else ()
-    same = [one for one in comparison.others if any(setting in settings for setting in one.settings)]
+    same = [other for other in comparison.others if any(setting in settings for setting in other.settings)]
     if same:
         page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
-    others = wrong_besides(comparison)
-    set_up = [one for one in others if one.settings and one not in same]
-    page.entry("other causes", [other_line(one, comparison) for one in set_up[:_MOST_SUSPECTS]])
-    rest = [one for one in others if not one.settings and not _is_counted(comparison.first, one)]
-    rest.sort(key=lambda one: -_score(one))
+    others = reported_others(comparison)
+    set_up = [other for other in others if other.settings and other not in same]
+    page.entry("other causes", [other_line(other, comparison) for other in set_up[:_MOST_SUSPECTS]])
+    rest = [other for other in others if not other.settings and not _is_counted(comparison.first, other)]
+    rest.sort(key=lambda other: -_score(other))
     shown = rest[:_MOST_SUSPECTS]
     if shown:
-        clean = all(one.clean for one in shown)
+        clean = all(other.clean for other in shown)
         why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
         more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
-        page.entry("by itself", [f"These are {why}:", *(other_line(one, comparison) for one in shown), *more])
+        page.entry("by itself", [f"These are {why}:", *(other_line(other, comparison) for other in shown), *more])
     if comparison.first is not None and not _overshadows(comparison.first):
         divergences = (*comparison.firsts, *comparison.others)
-        told = [place for one in divergences for place in (one.place, one.judged)]
-        suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
-        page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
+        reported = [place for each in divergences for place in (each.place, each.judged)]
+        suspects = [
+            suspect for suspect in suspects_apart_from(comparison, reported) if suspect.score >= _WORTH_REPORTING
+        ]
+        page.entry("suspects", [suspect_line(each, comparison) for each in suspects[: _MOST_SUSPECTS - len(shown)]])
     if len(page.lines) > before:
         page.line()
 
 
-def wrong_besides(comparison: ComparisonData) -> list[Divergence]:
-    """The divergences besides the first that are told.
+def reported_others(comparison: ComparisonData) -> list[Divergence]:
+    """The divergences that are reported besides the first.
 
-    An error that is far from rounding may look odd wherever it gets to: beside a first divergence that is certain, one
-    is reported that is as certain, that a setting explains, or whose inputs are identical.
+    An error that is far from rounding may look odd wherever it gets to. So when the first divergence of a rank is
+    certain, another one of that rank is reported only if it is certain too, has a setting as its cause, or has
+    identical inputs.
     """
     certain = {first.rank for first in comparison.firsts if _overshadows(first)}
     return [
-        one
-        for one in comparison.others
-        if one.rank not in certain or one.settings or one.clean or one.sureness == CERTAIN
+        other
+        for other in comparison.others
+        if other.rank not in certain or other.settings or other.clean or other.sureness == CERTAIN
     ]
 
 
-def _overshadows(first: Divergence) -> bool:
+def _overshadows(divergence: Divergence) -> bool:
     """Whether it is certain by its numbers, and not only because it was set differently."""
-    return first.sureness == CERTAIN and not (first.settings and first.verdict in _WITHIN_ROUNDING)
+    return divergence.sureness == CERTAIN and not (divergence.settings and divergence.verdict in _WITHIN_ROUNDING)
 
 
-def _is_counted(first: Divergence | None, one: Divergence) -> bool:
-    """Whether it is one of the parameters that the first divergence counts beside its own."""
+def _is_counted(first: Divergence | None, other: Divergence) -> bool:
+    """Whether it is one of the parameters that the first divergence counts besides its own."""
     return (
         first is not None
-        and first.cause == one.cause == "parameter"
-        and (first.rank, first.step) == (one.rank, one.step)
+        and first.cause == other.cause == "parameter"
+        and (first.rank, first.step) == (other.rank, other.step)
         and first.other_parameters + first.other_buffers > 0
     )
 
 
-def _score(one: Divergence) -> float:
+def _score(divergence: Divergence) -> float:
     """How surprising a divergence is. What has no number for it (another shape, NaN, integers) is beyond doubt."""
-    return math.inf if math.isnan(one.surprise) or not one.surprise > 1 else one.surprise
+    return math.inf if math.isnan(divergence.surprise) or not divergence.surprise > 1 else divergence.surprise
 
 
-def _told(comparison: ComparisonData, place: TensorPlace, rank: int, score: float, why: str) -> str:
+def _surprise_line(comparison: ComparisonData, place: TensorPlace, rank: int, score: float, why: str) -> str:
     """A place that may be wrong by itself: how surprising it is, and why."""
     on = f", on rank {rank}" if len(comparison.reference.ranks) > 1 else ""
     if math.isinf(score):
         return f"{place}{on}: {why}"
-    of = "times what can be explained" if score > 1 else "of what would count as wrong"
-    return f"{place}{on} ({times(score)} {of}): {why}"
+    unit = "times what can be explained" if score > 1 else "of what would count as wrong"
+    return f"{place}{on} ({times(score)} {unit}): {why}"
 
 
-def other_line(one: Divergence, comparison: ComparisonData) -> str:
+def other_line(divergence: Divergence, comparison: ComparisonData) -> str:
     """A further divergence: where it is, how surprising, and why."""
-    if one.settings:
-        return f"{one.place}: {one.settings[0].sentence}"
-    return _told(comparison, one.place, one.rank, _score(one), error_of(one))
+    if divergence.settings:
+        return f"{divergence.place}: {divergence.settings[0].sentence}"
+    return _surprise_line(comparison, divergence.place, divergence.rank, _score(divergence), error_of(divergence))
 
 
-def suspects_of(comparison: ComparisonData, told: Sequence[TensorPlace] = ()) -> list[Suspect]:
-    """The suspects but for those that are, or lie in or around, a place that was told."""
+def suspects_apart_from(comparison: ComparisonData, reported: Sequence[TensorPlace] = ()) -> list[Suspect]:
+    """The suspects without those that are a reported place, or inside or around one."""
     return [
-        one
-        for one in comparison.suspects
-        if not any(one.phase == place.phase and related(one.site, place.site) for place in told)
+        suspect
+        for suspect in comparison.suspects
+        if not any(suspect.phase == place.phase and related(suspect.site, place.site) for place in reported)
     ]
 
 
-def suspect_line(one: Suspect, comparison: ComparisonData) -> str:
+def suspect_line(suspect: Suspect, comparison: ComparisonData) -> str:
     """A suspect: where it is, how surprising, and why."""
-    return _told(comparison, one.place, one.rank, one.score, str(one))
+    return _surprise_line(comparison, suspect.place, suspect.rank, suspect.score, str(suspect))
 
 
 def most_surprising(comparison: ComparisonData) -> str:
-    """What is said of the first suspect where nothing diverged; empty where all is identical."""
+    """A sentence about the first suspect where nothing diverged; empty where all is identical."""
     if not comparison.suspects:
         return ""
     return f"The most surprising call is {suspect_line(comparison.suspects[0], comparison)}."
 
 
 def answer(comparison: ComparisonData) -> str:
-    """The first line of the report: where the runs part, or that they do not."""
+    """The first line of the report: the first divergence, or that there is none."""
     first = comparison.first
     if first is None:
         return _agreeing(comparison)
@@ -471,8 +486,8 @@ def _agreement(page: TextPage, comparison: ComparisonData) -> None:
             differ = "differs" if wrong == 1 else "differ"
             page.entry("inside", f"{figures.counted(wrong, 'tensor')} {differ} inside calls whose results agree.")
     if comparison.suspects:
-        rest = [one for one in comparison.suspects[1:_MOST_SUSPECTS] if one.score >= _WORTH_TELLING]
-        page.entry("suspects", [most_surprising(comparison), *(suspect_line(one, comparison) for one in rest)])
+        rest = [suspect for suspect in comparison.suspects[1:_MOST_SUSPECTS] if suspect.score >= _WORTH_REPORTING]
+        page.entry("suspects", [most_surprising(comparison), *(suspect_line(each, comparison) for each in rest)])
     if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
         page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
     if (counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]) and not comparison.of_checkpoints:
@@ -491,8 +506,8 @@ def _first_with(comparison: ComparisonData, *verdicts: Verdict) -> TensorPlace:
 def _summary(page: TextPage, comparison: ComparisonData) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
-    told = different_settings(comparison.reference, comparison.candidate)
-    notes = [*notes_of(comparison), *(problem for problem in comparison.problems if problem not in told)]
+    in_header = different_settings(comparison.reference, comparison.candidate)
+    notes = [*notes_of(comparison), *(problem for problem in comparison.problems if problem not in in_header)]
     page.entry("notes", notes[:_MOST_NOTES], margin=0)
     if len(notes) > _MOST_NOTES:
         page.entry("", f"and {len(notes) - _MOST_NOTES:,} more, in the JSON report", margin=0)
@@ -503,13 +518,13 @@ def notes_of(comparison: ComparisonData) -> Iterator[str]:
         count = comparison.counts[verdict.label]
         if count:
             are = "are" if count != 1 else "is"
-            of_these = comparison.detours & (comparison.pairs.coded("verdict").codes == verdict)
+            on_detours = comparison.detours & (comparison.pairs.coded("verdict").codes == verdict)
             yield (
                 f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
-                + _why_lone(count, int(np.count_nonzero(of_these)))
+                + _detour_sentence(count, int(np.count_nonzero(on_detours)))
             )
-    whole = comparison.reference.complete and comparison.candidate.complete  # else the recording should be mended first
-    if comparison.first is None and whole and comparison.missing.any():
+    complete = comparison.reference.complete and comparison.candidate.complete  # else --allow-missing hides it
+    if comparison.first is None and complete and comparison.missing.any():
         yield "Exit code 1 is for tensors that are only in one run; if they may be, compare with --allow-missing."
     count = comparison.counts[Verdict.UNKNOWN.label]
     if count:
@@ -517,8 +532,8 @@ def notes_of(comparison: ComparisonData) -> Iterator[str]:
         yield f"{figures.counted(count, 'tensor')} could not be compared, first {place}: {place.reason}."
 
 
-def _why_lone(count: int, detours: int) -> str:
-    """How many of the tensors that one run has alone lie on another way to the same result."""
+def _detour_sentence(count: int, detours: int) -> str:
+    """How many of the tensors that are in one run only lie on another way to the same result."""
     if not detours:
         return ""
     which = "They lie" if count == detours > 1 else "It lies" if count == detours else f"{detours:,} of them lie"

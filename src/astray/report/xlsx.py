@@ -26,7 +26,7 @@ from astray.comparison.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import UsageError
 from astray.formatting import figures
 from astray.report.atomic_files import atomic_file
-from astray.report.csv import HEAD, summary, word
+from astray.report.csv import HEAD, cell_word, summary
 from astray.report.text import suspect_line
 from astray.store import DictionaryColumn
 from astray.wording import counted
@@ -60,14 +60,14 @@ _COLOURS = {
 
 
 def write_xlsx(comparison: ComparisonData, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
-    """Write the workbook; gives its path."""
-    library = writer()
+    """Write the workbook; returns its path."""
+    library = xlsxwriter_module()
     with atomic_file(file) as draft:
         try:
             _write(library, comparison, draft, pairs, progress)
         except (OSError, library.exceptions.FileCreateError) as error:
             cause = error if isinstance(error, OSError) else error.args[0]
-            _let_go(error)
+            _close_files(error)
             raise cause from None
     return file
 
@@ -80,8 +80,8 @@ def _write(library: Any, comparison: ComparisonData, file: Path, pairs: Pairs, p
     book.close()
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Drop the open files of a library that failed. They try to write again when deleted; that error is hidden."""
+def _close_files(error: BaseException | None) -> None:
+    """Closes the files that a failed library has open. They try to write again when deleted; that error is hidden."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def _let_go(error: BaseException | None) -> None:
         sys.unraisablehook = hook
 
 
-def writer() -> Any:
+def xlsxwriter_module() -> Any:
     """The library that writes workbooks, which is optional."""
     try:
         import xlsxwriter
@@ -106,10 +106,10 @@ def writer() -> Any:
     return xlsxwriter
 
 
-def spread(rows: int) -> list[range]:
+def sheet_ranges(rows: int) -> list[range]:
     """Which rows each sheet has, besides its head.
 
-    >>> spread(1_100_000)
+    >>> sheet_ranges(1_100_000)
     [range(0, 1048575), range(1048575, 1100000)]
     """
     each = SHEET_ROWS - 1
@@ -135,7 +135,7 @@ class _Workbook:
         self._divergences(self.book.add_worksheet("first divergence"), self.comparison.firsts)
         if self.comparison.others:
             self._divergences(self.book.add_worksheet("wrong by itself"), self.comparison.others)
-        for number, rows in enumerate(spread(len(self.pairs))):
+        for number, rows in enumerate(sheet_ranges(len(self.pairs))):
             self._rows(self.book.add_worksheet(sheet_name(number)), rows, progress)
 
     def _summary(self, sheet: Any) -> None:
@@ -167,23 +167,23 @@ class _Workbook:
     def _notes(self) -> Iterator[str]:
         if self.pairs.asked:
             yield f"The rows are {self.pairs.described}, of {len(self.comparison.pairs):,} in all."
-        sheets = [sheet_name(number) for number in range(len(spread(len(self.pairs))))]
+        sheets = [sheet_name(number) for number in range(len(sheet_ranges(len(self.pairs))))]
         if len(sheets) > 1:
             rows = counted(len(self.pairs), "row")
             yield f"{rows} are more than a sheet can hold ({SHEET_ROWS:,}): they go on in {', '.join(sheets[1:])}."
         if self.hidden:
             yield f"Columns in which nothing is known are hidden: {', '.join(self.hidden)}."
 
-    def _divergences(self, sheet: Any, found: Sequence[Divergence]) -> None:
-        """A column for each."""
+    def _divergences(self, sheet: Any, divergences: Sequence[Divergence]) -> None:
+        """A column for each divergence."""
         sheet.set_column(0, 0, 24)
-        sheet.set_column(1, max(len(found), 1), 70)
-        if not found:
+        sheet.set_column(1, max(len(divergences), 1), 70)
+        if not divergences:
             sheet.write_string(0, 0, "No divergence.")
             return
-        told = [dict(facts_of(one)) for one in found]
-        for at, name in enumerate(dict.fromkeys(name for facts in told for name in facts)):
-            self._line(sheet, at, [name, *(facts.get(name) for facts in told)], self.wrapped)
+        columns = [dict(facts_of(divergence)) for divergence in divergences]
+        for at, name in enumerate(dict.fromkeys(name for facts in columns for name in facts)):
+            self._line(sheet, at, [name, *(facts.get(name) for facts in columns)], self.wrapped)
         sheet.freeze_panes(0, 1)
 
     def _rows(self, sheet: Any, rows: range, progress: Progress | None) -> None:
@@ -208,7 +208,7 @@ class _Workbook:
                 progress(begin + len(numbers), len(self.pairs))
 
     def _lines(self, sheet: Any, at: int, rows: list[tuple[str, Any]]) -> int:
-        """Write names and what belongs to them; gives the next free row."""
+        """Write names and their values; returns the next free row."""
         for name, value in rows:
             self._line(sheet, at, [name, value])
             at += 1
@@ -223,58 +223,58 @@ class _Workbook:
                 sheet.write_boolean(at, column, cell, style)
             elif cell is not None and math.isfinite(cell):
                 sheet.write_number(at, column, cell, style)
-            elif cell is not None and not math.isnan(cell):  # a sheet has no infinite number, but a word for it
+            elif cell is not None and not math.isnan(cell):  # a sheet has no infinite numbers, so as text
                 sheet.write_string(at, column, str(cell), style)
 
 
 def cell_text(text: str) -> str:
-    """A text as a workbook can hold it. Other signs that XML cannot are escaped by the library."""
+    """A text as a workbook can hold it. Other characters that XML cannot hold are escaped by the library."""
     return _FORBIDDEN.sub("�", text)
 
 
 def _width(name: str) -> int:
     stem = name.removesuffix("_reference").removesuffix("_candidate")
-    return _WIDTHS.get(stem, max(9, min(len(name) + 3, 20)))  # three for the arrow of the filter
+    return _WIDTHS.get(stem, max(9, min(len(name) + 3, 20)))  # three for the filter's arrow
 
 
 def _cells(cells: ColumnCells) -> list[Any]:
     """A column in plain objects, what is not known as None."""
     column = cells.column
     if isinstance(column, DictionaryColumn):
-        words = [*map(word, column.values), None]
+        words = [*map(cell_word, column.values), None]
         return [words[code] for code in column.codes.tolist()]
-    found: list[Any] = column.tolist()
+    values: list[Any] = column.tolist()
     if column.dtype.kind == "u":
-        found = [f"{cell:016x}" for cell in found]
-    return [cell if known else None for cell, known in zip(found, cells.known.tolist(), strict=True)]
+        values = [f"{cell:016x}" for cell in values]
+    return [cell if known else None for cell, known in zip(values, cells.known.tolist(), strict=True)]
 
 
-def facts_of(first: Divergence) -> Iterator[Fact]:
+def facts_of(divergence: Divergence) -> Iterator[Fact]:
     """What is known of a divergence, as names and values: a column of the sheet of divergences."""
-    yield "rank", first.rank
-    yield "place", first.place.full
-    yield "cause", first.cause
-    yield from ((f"evidence {at}", text) for at, text in enumerate(first.evidence, 1))
-    yield from ((f"set differently {at}", one.sentence) for at, one in enumerate(first.settings, 1))
-    yield "verdict", first.verdict
-    yield "how sure", first.sureness
-    yield "judged by", first.judged.full
+    yield "rank", divergence.rank
+    yield "place", divergence.place.full
+    yield "cause", divergence.cause
+    yield from ((f"evidence {at}", text) for at, text in enumerate(divergence.evidence, 1))
+    yield from ((f"set differently {at}", each.sentence) for at, each in enumerate(divergence.settings, 1))
+    yield "verdict", divergence.verdict
+    yield "how sure", divergence.sureness
+    yield "judged by", divergence.judged.full
     for name in ("error", "surprise", "measure", "deviation", "limit", "given", "rule", "siblings"):
-        yield name, getattr(first, name)
+        yield name, getattr(divergence, name)
     for name in ("furthest", "magnitude"):
-        yield name, getattr(first, name)
-    yield "measured by", first.measured_by
-    if first.frame is not None:
-        yield "line", f"{first.frame.file}:{first.frame.line} in {first.frame.function}"
-        yield "code", first.frame.code
-    yield "inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing)
-    if first.previous is not None:
-        yield "before it", f"{first.previous}: {first.previous.verdict}"
-    yield "wrong rows after it", first.victims
-    yield from ((f"error at step {step}", error) for step, error in first.growth)
-    for label, side in (("reference", first.reference), ("candidate", first.candidate)):
+        yield name, getattr(divergence, name)
+    yield "measured by", divergence.measured_by
+    if divergence.frame is not None:
+        yield "line", f"{divergence.frame.file}:{divergence.frame.line} in {divergence.frame.function}"
+        yield "code", divergence.frame.code
+    yield "inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in divergence.enclosing)
+    if divergence.previous is not None:
+        yield "before it", f"{divergence.previous}: {divergence.previous.verdict}"
+    yield "wrong rows after it", divergence.victims
+    yield from ((f"error at step {step}", error) for step, error in divergence.growth)
+    for label, side in (("reference", divergence.reference), ("candidate", divergence.candidate)):
         yield from ((f"{name}, {label}", value) for name, value in _side(side))
-    yield from first.metrics.items()
+    yield from divergence.metrics.items()
 
 
 def _side(side: Side) -> Iterator[Fact]:

@@ -1,8 +1,8 @@
-"""What users are given: a `Run` and a `Comparison`, which can be asked for what the rooms above their data make of it.
+"""The classes users hold: a `Run` and a `Comparison`, whose methods call the rooms above their data.
 
-run.py           `astray.open`: a run that says where its NaN come from, and how close it is to trouble
+run.py           `astray.open`: a run with methods for the origins of NaN and for head-room
 comparison.py    `astray.compare`: a comparison that is printed, shown in a notebook, and written to files
 
-astray itself works on what these two add to, `store.RunData` and `comparison.ComparisonData`. They are two modules,
-for loading what compares takes as long as loading what reads a run.
+astray itself works on their base classes, `store.RunData` and `comparison.ComparisonData`. They are two modules, since
+importing what compares takes as long as importing what reads a run.
 """

@@ -19,7 +19,7 @@ AnyPath = str | os.PathLike[str]
 
 
 class Comparison(ComparisonData):
-    """What came of comparing two runs.
+    """The result of comparing two runs.
 
     >>> diff = astray.compare("runs/a", "runs/b")
     >>> print(diff)                     # the first divergence, then a summary
@@ -36,7 +36,7 @@ class Comparison(ComparisonData):
 
     @staticmethod
     def of(data: ComparisonData) -> Comparison:
-        """The same comparison as users hold it, and its runs likewise."""
+        """This comparison as users hold it, with its runs as `Run`."""
         fields: dict[str, Any] = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
         return Comparison(**fields | {"reference": Run.of(data.reference), "candidate": Run.of(data.candidate)})
 
@@ -48,12 +48,12 @@ class Comparison(ComparisonData):
         sort: Order | None = None,
         progress: Progress | None = None,
     ) -> list[Path]:
-        """Write pairs.csv and summary.csv into a folder; gives their paths.
+        """Write pairs.csv and summary.csv into a folder; returns their paths.
 
         filter, sort: which rows pairs.csv has, and in which order, as in `select`; the summary is of all.
         progress: called with (done, total) rows.
         """
-        from astray.report.csv import write_csv  # loaded when it is wanted
+        from astray.report.csv import write_csv  # imported on demand
 
         return write_csv(self, Path(folder), self.select(filter, sort), progress)
 

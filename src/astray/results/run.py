@@ -1,4 +1,4 @@
-"""A run as users hold it: the data of `store`, and what is found by looking at one run alone."""
+"""A run as users hold it: the data of `store`, with the analyses of one run alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Run(RunData):
 
     @staticmethod
     def of(data: RunData) -> Run:
-        """The same run as users hold it. It shares everything with `data`: what one has read, the other has too."""
+        """This run as users hold it. It shares all state with `data`: tables that one has read, the other has too."""
         if isinstance(data, Run):
             return data
         kind = CheckpointRun if isinstance(data, CheckpointData) else Run
@@ -49,17 +49,17 @@ class Run(RunData):
         <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
 
         steps, ranks: look only at these: steps="0:10:2", ranks=[0, 3].
-        what_if: other dtypes to imagine the tensors in.
+        what_if: other dtypes to compute it for.
         """
-        from astray.headroom.risk import risk  # loaded when it is wanted
+        from astray.headroom.risk import risk  # imported on demand
 
         return risk(self, steps=steps, ranks=ranks, what_if=what_if)
 
     def alarms(self, *, rank: int | None = None, steps: str | int | Sequence[int] | None = None) -> Findings:
         """Where NaN and infinity come from, and what they reached.
 
-        >>> found = run.alarms()
-        >>> found[0].origin.site, found[0].kind.word
+        >>> alarms = run.alarms()
+        >>> alarms[0].origin.site, alarms[0].kind.word
         ('h.2.attn/softmax', 'fully masked')
 
         rank, steps: look only at these.

@@ -5,31 +5,27 @@
     ...
     (weight - before).describe(lw=True)
 
-state_dict.py   `StateDict`: the mapping of base.py with the methods of algebra.py, reductions.py and plots.py
-base.py         the mapping from names to values
-values.py       values that are loaded or computed when they are asked for; tensors in blocks of bounded size
+state_dict.py   `StateDict`: mapping.py with the methods of algebra.py, reductions.py and plots.py; its files
+mapping.py      the mapping from names to values, which may be loaded or computed on demand; tensors in bounded blocks
 algebra.py      operators and functions of torch, one name at a time
 reductions.py   statistics: of all elements, of each parameter, of groups
 describe.py     the table of a state
 plots.py        histograms, distribution functions, heat maps, lines by layer
-naming.py       patterns, groups, the names that wrappers put in front; warnings that point at the user's line
+naming.py       patterns, groups, the parts of names that wrappers add; warnings that point at the user's line
 measuring.py    values → moments, on a CPU, on a device, over processes
-differences.py  two states beside each other: a table, the cosine, the noise scale of gradients
-ratios.py       the trust ratio
+differences.py  two states compared: a table, the cosine, the trust ratio, the noise scale of gradients
 sources.py      where states come from: models, optimizers, checkpoints, activations
-files.py        states on disk
 monitor.py      weights, gradients and updates every few steps, as a run
 updates/        was each weight updated as its optimizer says?
 
-`Monitor` and `check_updates` are loaded when they are first used: they need what records, which is built on first use.
+`Monitor` and `check_updates` are loaded when they are first used, since they import the recorder, whose native code is
+built on first use.
 """
 
 from typing import TYPE_CHECKING
 
 from astray.state.describe import StatisticsTable
-from astray.state.differences import NoiseScale, cosine, diff, gradient_noise_scale
-from astray.state.files import load_state
-from astray.state.ratios import trust_ratio
+from astray.state.differences import NoiseScale, cosine, diff, gradient_noise_scale, trust_ratio
 from astray.state.reductions import register_reduction
 from astray.state.sources import (
     ActivationGradients,
@@ -42,7 +38,7 @@ from astray.state.sources import (
     from_together,
     from_weight,
 )
-from astray.state.state_dict import StateDict
+from astray.state.state_dict import StateDict, load_state
 
 if TYPE_CHECKING:
     from astray.state.monitor import Monitor
@@ -71,15 +67,15 @@ __all__ = [
     "trust_ratio",
 ]
 
-_HOMES = {"Monitor": "astray.state.monitor", "check_updates": "astray.state.updates"}
+_MODULES = {"Monitor": "astray.state.monitor", "check_updates": "astray.state.updates"}
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"astray.state has no {name!r}. It offers {', '.join(__all__)}.")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

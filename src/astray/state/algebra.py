@@ -18,9 +18,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from astray.errors import StateError
-from astray.state.base import StateMapping
+from astray.state.mapping import Computed, StateMapping, Value, ValueSpec, placeholder
 from astray.state.naming import check_same
-from astray.state.values import Computed, Value, ValueSpec, stand_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,19 +66,19 @@ class Algebra(StateMapping):
         return self._with(_reflected(operator.pow), other)
 
     def __iadd__(self, other: Any) -> Self:
-        return self._changed_with(operator.iadd, other)
+        return self._update(operator.iadd, other)
 
     def __isub__(self, other: Any) -> Self:
-        return self._changed_with(operator.isub, other)
+        return self._update(operator.isub, other)
 
     def __imul__(self, other: Any) -> Self:
-        return self._changed_with(operator.imul, other)
+        return self._update(operator.imul, other)
 
     def __itruediv__(self, other: Any) -> Self:
-        return self._changed_with(operator.itruediv, other)
+        return self._update(operator.itruediv, other)
 
     def __ipow__(self, other: Any) -> Self:
-        return self._changed_with(operator.ipow, other)
+        return self._update(operator.ipow, other)
 
     def __lt__(self, other: Any) -> StateDict:
         return self._with(operator.lt, other)
@@ -111,14 +110,14 @@ class Algebra(StateMapping):
     __hash__ = None  # type: ignore[assignment]  # it can change
 
     def apply(self, function: Callable[[Any], Any]) -> StateDict:
-        """A state of what a function makes of each value.
+        """A state of the results of a function for each value.
 
         >>> state.apply(lambda tensor: tensor.clamp(min=0).sqrt())
         """
         return mapped(function, (self,), {}, checked=False)  # type: ignore[no-any-return]
 
     def apply_(self, function: Callable[[Any], Any]) -> Self:
-        """Write what a function makes of each value into it: into the model's own, if the values are its own."""
+        """Overwrite each value with a function's result for it; in the model too, if the state shares its values."""
         mapped_in_place(function, self)
         return self
 
@@ -182,7 +181,7 @@ class Algebra(StateMapping):
             return NotImplemented  # type: ignore[no-any-return]
         return mapped(function, (self, _state(other)), {}, checked=True)  # type: ignore[no-any-return]
 
-    def _changed_with(self, function: Callable[[Any, Any], Any], other: Any) -> Self:
+    def _update(self, function: Callable[[Any, Any], Any], other: Any) -> Self:
         if not isinstance(other, _OPERAND):
             return NotImplemented  # type: ignore[no-any-return]
         mapped_in_place(function, self, _state(other))
@@ -190,17 +189,17 @@ class Algebra(StateMapping):
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The same operator with its operands the other way round."""
+    """The same operator with its operands exchanged."""
 
-    def reflected(mine: Any, theirs: Any) -> Any:
-        return function(theirs, mine)
+    def reflected(right: Any, left: Any) -> Any:
+        return function(left, right)
 
     reflected.__name__ = function.__name__
     return reflected
 
 
 def _state(other: Any) -> Any:
-    """Any mapping is taken for a state: `weight - model.state_dict()`."""
+    """Any mapping is accepted as a state: `weight - model.state_dict()`."""
     if isinstance(other, Mapping) and not isinstance(other, StateMapping):
         from astray.state.state_dict import StateDict
 
@@ -208,13 +207,13 @@ def _state(other: Any) -> Any:
     return other
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
+    return type(left) is type(right) and bool(left == right)
 
 
-# -- one function over states, name by name: what every operator comes down to -----------------------------------------
+# -- a function over states, name by name, which every operator uses ---------------------------------------------------
 
 
 ELEMENTWISE = frozenset({
@@ -229,16 +228,16 @@ ELEMENTWISE = frozenset({
 
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "ipow", "imod", "iand", "ior", "ixor"})
 
-_WHOLE = ("allclose", "equal")  # answer for a state what they answer for all of its parameters
+_WHOLE = ("allclose", "equal")  # true of a state when they are true of all of its parameters
 
 _EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
 def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, checked: bool) -> Any:
-    """A state of what the function gives for the values of each name; a tuple of states where it gives tuples.
+    """A state of the function's results for the values of each name; a tuple of states where it returns tuples.
 
-    Each state in the arguments is replaced by its value of a name. Numbers pass through float64 tensors without
-    dimensions, so that dividing by 0 gives what it gives for tensors, and come back as numbers.
+    Each state in the arguments is replaced by its value of a name. Numbers become float64 tensors without dimensions,
+    so that division by 0 gives the same as for tensors, and results that are such tensors become numbers.
 
     checked: where the function works element by element, shapes must be the same.
     """
@@ -260,51 +259,53 @@ def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         try:
             return function(*called, **named)
         except _EXPECTED as error:
-            raise StateError(f"{title} failed for {name!r} ({_told(first.spec(name))}): {error}") from error
+            raise StateError(f"{title} failed for {name!r} ({_described(first.spec(name))}): {error}") from error
 
     def make(name: str) -> Any:
         values = [state[name] for state in states]
         numbers = not any(isinstance(value, torch.Tensor) for value in values)
         with torch.no_grad():
-            return _back(call(name, [_tensor(value) for value in values]), numbers)
+            return _as_number_if(numbers, call(name, [_tensor(value) for value in values]))
 
     if any(state.lazy for state in states) and title not in _WHOLE:
 
         def spec(name: str) -> ValueSpec:
-            found = call(name, [_tensor(stand_in(state.spec(name))) for state in states])
-            return ValueSpec(tuple(found.shape), found.dtype)
+            result = call(name, [_tensor(placeholder(state.spec(name))) for state in states])
+            return ValueSpec(tuple(result.shape), result.dtype)
 
-        return first._made(Computed(first, make, spec))
+        return first._with_values(Computed(first, make, spec))
     return _collected(first, title, {name: make(name) for name in first})
 
 
 def mapped_in_place(function: Callable[..., Any], state: StateMapping, other: Any = None) -> None:
-    """Write what the function gives for each value, and for what the other operand has there, into that value."""
+    """Overwrites each value with the function's result for it and the other operand's value of the same name."""
     operands = [state] if other is None else [state, other]
-    values = state._own("It cannot be changed in place")
+    values = state._writable("It cannot be changed in place")
     if isinstance(other, StateMapping):
         check_same(state, other, (state.name, other.name))
     _check_shapes(operands, [each for each in operands if isinstance(each, StateMapping)])
     for name in list(values):
         target = state[name]
-        given = [_tensor(each[name]) if isinstance(each, StateMapping) else each for each in operands]
+        arguments = [_tensor(each[name]) if isinstance(each, StateMapping) else each for each in operands]
         try:
             with torch.no_grad():
-                result = function(*given)
+                result = function(*arguments)
                 if isinstance(target, torch.Tensor):
-                    if result is not None and result is not given[0]:
+                    if result is not None and result is not arguments[0]:
                         target.copy_(result)
                 elif result is not None:
                     values[name] = float(result)
         except _EXPECTED as error:
-            raise StateError(f"{_title(function)} failed for {name!r} ({_told(state.spec(name))}): {error}") from error
+            raise StateError(
+                f"{_title(function)} failed for {name!r} ({_described(state.spec(name))}): {error}"
+            ) from error
 
 
 def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateMapping:
     """`torch.sqrt_(state)` and the like: the state itself, changed."""
     target, *rest = args
     if not isinstance(target, StateMapping):
-        raise StateError(f"{title} would write to something that is no state. Use its form that makes a new one.")
+        raise StateError(f"{title} would write to something that is not a state. Use its form that makes a new one.")
     other = rest.pop(0) if rest and isinstance(rest[0], StateMapping) else None
     if any(isinstance(leaf, StateMapping) for leaf in tree_flatten((rest, kwargs))[0]):
         raise StateError(f"{title} takes one other state, as its second argument. Use its form that makes a new one.")
@@ -319,14 +320,14 @@ def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], k
 
 def _check_shapes(leaves: Sequence[Any], states: Sequence[StateMapping]) -> None:
     """Raise unless the operands have one shape for each name, but for numbers and tensors without dimensions."""
-    others = [(None, leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    tensors = [(" of a tensor", leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
     for name in states[0]:
-        specs = [(state, state.spec(name).shape) for state in states] + [(who, leaf.shape) for who, leaf in others]
-        shapes = [(who, tuple(shape)) for who, shape in specs if shape]
+        all_shapes = [("", state.spec(name).shape) for state in states] + tensors
+        shapes = [(owner, tuple(shape)) for owner, shape in all_shapes if shape]
         if any(shape != shapes[0][1] for _, shape in shapes):
-            told = " and ".join(dict.fromkeys(f"{shape}" + ("" if who else " of a tensor") for who, shape in shapes))
+            texts = " and ".join(dict.fromkeys(f"{shape}{owner}" for owner, shape in shapes))
             raise StateError(
-                f"The shapes of {name!r} differ: {told}. Shapes must be equal; only numbers and tensors without "
+                f"The shapes of {name!r} differ: {texts}. Shapes must be equal; only numbers and tensors without "
                 "dimensions are taken for all elements."
             )
 
@@ -338,22 +339,22 @@ def _collected(first: StateMapping, title: str, results: dict[str, Any]) -> Any:
         return all(values)
     if values and all(isinstance(value, tuple) for value in values):
         return tuple(
-            first._made({name: value[place] for name, value in results.items()}) for place in range(len(values[0]))
+            first._with_values({name: value[i] for name, value in results.items()}) for i in range(len(values[0]))
         )
     for name, value in results.items():
         if not isinstance(value, torch.Tensor | float | int):
             raise StateError(
                 f"{title} gives no tensor for {name!r} but a {type(value).__name__}, which no state holds."
             )
-    return first._made(results)
+    return first._with_values(results)
 
 
 def _tensor(value: Value) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
-def _back(result: Any, numbers: bool) -> Any:
-    """Numbers come back as numbers."""
+def _as_number_if(numbers: bool, result: Any) -> Any:
+    """The result as a number, if all operands were numbers."""
     if numbers and isinstance(result, torch.Tensor) and not result.dim():
         return float(result) if result.dtype != torch.bool else bool(result)
     return result
@@ -364,5 +365,5 @@ def _title(function: Callable[..., Any]) -> str:
     return name.strip("_") if name.startswith("__") else name
 
 
-def _told(spec: ValueSpec) -> str:
+def _described(spec: ValueSpec) -> str:
     return "a number" if spec.dtype is None else f"{str(spec.dtype).removeprefix('torch.')} {spec.shape}"

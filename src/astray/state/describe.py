@@ -1,7 +1,6 @@
 """The table of a state: one row for all of it, for each parameter, or for each group of parameters.
 
-`described` chooses and computes the columns, `StatisticsTable` holds them: rows to compute with, and the text that
-people read.
+`described` selects and computes the columns, `StatisticsTable` holds them, as rows to compute with and as text.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from astray.errors import StateError
-from astray.state.base import StateMapping
+from astray.state.mapping import StateMapping
 from astray.state.naming import Pattern, grouped, matching
 from astray.state.reductions import REDUCTIONS, Reduction, norm_reduction, reduce
 from astray.wording import did_you_mean
@@ -51,7 +50,7 @@ def described(
 
 
 def _keys(include: Sequence[str] | None, exclude: Sequence[str] | None, default: Sequence[str]) -> list[str]:
-    include, exclude = ([given] if isinstance(given, str) else given for given in (include, exclude))
+    include, exclude = ([keys] if isinstance(keys, str) else keys for keys in (include, exclude))
     keys = list(dict.fromkeys(default if include is None else include))
     for key in (*keys, *(exclude or ())):
         if key not in FACTS and key not in REDUCTIONS and _NORM.fullmatch(key) is None:
@@ -70,7 +69,7 @@ def _fact(key: str, state: StateMapping, groups: Mapping[str, Sequence[str]], by
     """A column that is known without statistics."""
     match key:
         case "no":
-            # Of a parameter its number in the state, of several how many there are.
+            # For a parameter its number in the state, for a group the number of its members.
             numbers = {name: number for number, name in enumerate(state)}
             return [numbers[label] if by_name else len(members) for label, members in groups.items()]
         case "name":
@@ -93,9 +92,9 @@ def _value(state: StateMapping, members: Sequence[str]) -> float:
 
 
 def _dtype(state: StateMapping, members: Sequence[str]) -> str:
-    """The dtype of a row, or all of them."""
-    found = (str(state.spec(name).dtype or "number").removeprefix("torch.") for name in members)
-    return ", ".join(dict.fromkeys(found))
+    """The dtypes of a row."""
+    names = (str(state.spec(name).dtype or "number").removeprefix("torch.") for name in members)
+    return ", ".join(dict.fromkeys(names))
 
 
 # -- the table and its text --------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ class StatisticsTable:
         return "\n".join([f"[{banner}]", *lines])
 
     def __repr__(self) -> str:
-        # What was printed already is not shown a second time, when the prompt shows the result of `describe()`.
+        # Where a prompt shows the result of `describe()`, the table was printed already.
         if self._shown:
             rows, columns = len(self), len(self.columns)
             return f"<{rows} row{'s' * (rows != 1)} × {columns} column{'s' * (columns != 1)}>"
@@ -154,7 +153,7 @@ class StatisticsTable:
 
     def show(self) -> StatisticsTable:
         """Print the table; returns it."""
-        print(self)  # noqa: T201 - it is what was asked for
+        print(self)  # noqa: T201 - its purpose
         self._shown = True
         return self
 
@@ -207,9 +206,9 @@ def _right(texts: Sequence[str]) -> list[str]:
 def _floats(numbers: Sequence[float]) -> list[str]:
     texts = [_text(number, "f") for number in numbers]
     decimals = [text for text in texts if text[-1].isdigit()]
-    needless = min((len(text) - len(text.rstrip("0")) for text in decimals), default=0)
-    if needless:
-        kept = DECIMALS - min(needless, DECIMALS - 1)  # 1.0 and not 1.
+    trailing = min((len(text) - len(text.rstrip("0")) for text in decimals), default=0)
+    if trailing:
+        kept = DECIMALS - min(trailing, DECIMALS - 1)  # 1.0 and not 1.
         texts = [text[: text.index(".") + 1 + kept] if text[-1].isdigit() else text for text in texts]
     sizes = [abs(number) for number in numbers]
     small = any(0 < size < _SMALL for size in sizes)

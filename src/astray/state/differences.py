@@ -1,7 +1,7 @@
-"""Two states compared parameter by parameter: as a table, as the angle between them, and how noisy gradients are.
+"""Two states compared parameter by parameter: a table, the angle between them, their ratio, the noise of gradients.
 
 `pairs` reads the two tensors of a name together: in CPU memory by the kernel that compares recordings, without a copy;
-elsewhere in float64 on the device, and fetched with one wait for all.
+on another device in float64, and all results of a device are fetched at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import torch
 
 from astray.capture.pytorch.shards import is_distributed
 from astray.errors import StateError
-from astray.state.base import StateMapping
 from astray.state.describe import Cell, StatisticsTable
+from astray.state.mapping import StateMapping, blocks
 from astray.state.measuring import NAMES, readable
 from astray.state.naming import Pattern, check_same, matching
 from astray.state.state_dict import StateDict
-from astray.state.values import blocks
 from astray.stats import Strided, contrast
 
 
 def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, sort: bool = True) -> StatisticsTable:
-    """A table of how far the second state is from the first, the parameters that differ most in front.
+    """A table of how far the second state is from the first, the parameters that differ most first.
 
     >>> print(astray.state.diff(before, after, pattern=".*attn.*"))
 
@@ -37,16 +36,16 @@ def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, so
     names = matching(dict.fromkeys([*one, *other]), pattern)
     both = [name for name in names if name in one and name in other]
     alike = [name for name in both if one.spec(name).shape == other.spec(name).shape]
-    found = pairs(one, other, alike)
+    sums = pairs(one, other, alike)
     if sort:
-        alike.sort(key=lambda name: (found[name].finite - found[name].count, -found[name].relative))
-    rows = [_row(name, one, found[name]) for name in alike]
-    apart = [name for name in names if name not in found]
-    rows += [_unpaired(name, one, other) for name in apart]
-    columns: dict[str, list[Cell]] = {key: [row[key] for row in rows] for key in _row("", one, NOTHING)}
-    if all(found[name].finite == found[name].count for name in alike):
+        alike.sort(key=lambda name: (sums[name].finite - sums[name].count, -sums[name].relative))
+    rows = [_row(name, one, sums[name]) for name in alike]
+    unpaired = [name for name in names if name not in sums]
+    rows += [_unpaired(name, one, other) for name in unpaired]
+    columns: dict[str, list[Cell]] = {key: [row[key] for row in rows] for key in _row("", one, EMPTY)}
+    if all(sums[name].finite == sums[name].count for name in alike):
         del columns["non-finite"]
-    if not apart:
+    if not unpaired:
         del columns["unpaired"]
     return StatisticsTable(f"{other.name} − {one.name}", columns)
 
@@ -58,8 +57,8 @@ def cosine(one: StateDict, other: StateDict, lw: Literal[True], pattern: Pattern
 def cosine(one: StateDict, other: StateDict, lw: bool = False, pattern: Pattern | None = None) -> float | StateDict:
     """The cosine of the angle between two states: of all parameters together, or of each.
 
-    Of the gradients of successive steps it tells whether training goes on in one direction (near 1), is lost in noise
-    (near 0), or swings back and forth across a valley (below 0). NaN where one of the two is zero.
+    Of the gradients of successive steps it shows whether training goes on in one direction (near 1), is mostly noise
+    (near 0), or oscillates across a valley (below 0). NaN where one of the two is zero.
 
     >>> before = astray.state.from_grad(model, clone=True)
     ...
@@ -67,19 +66,19 @@ def cosine(one: StateDict, other: StateDict, lw: bool = False, pattern: Pattern 
     """
     first, second = matching(one, pattern), matching(other, pattern)
     check_same(first, second, (one.name, other.name))
-    found = pairs(one, other, first)
+    sums = pairs(one, other, first)
     if lw:
-        return StateDict({name: found[name].cosine for name in first}, name="cosine")
-    return reduce(PairSums.plus, found.values(), NOTHING).cosine
+        return StateDict({name: sums[name].cosine for name in first}, name="cosine")
+    return reduce(PairSums.plus, sums.values(), EMPTY).cosine
 
 
 def _row(name: str, state: StateDict, pair: PairSums) -> dict[str, Cell]:
     return {
         "name": name,
         "shape": state.spec(name).shape if name in state else (),
-        "norm2": math.sqrt(pair.one),
-        "other": math.sqrt(pair.other),
-        "diff": math.sqrt(pair.apart),
+        "norm2": math.sqrt(pair.first),
+        "other": math.sqrt(pair.second),
+        "diff": math.sqrt(pair.difference),
         "relative": pair.relative,
         "max": pair.largest,
         "cosine": pair.cosine,
@@ -97,19 +96,29 @@ def _unpaired(name: str, one: StateDict, other: StateDict) -> dict[str, Cell]:
         if first is not None and second is not None
         else f"only in the {'first' if second is None else 'second'}"
     )
-    nothing = dict.fromkeys(("norm2", "other", "diff", "relative", "max", "cosine", "changed"), math.nan)
+    unknown = dict.fromkeys(("norm2", "other", "diff", "relative", "max", "cosine", "changed"), math.nan)
     shape: Cell = second or () if first is None else first
-    return {"name": name, "shape": shape, **nothing, "non-finite": 0, "unpaired": why}
+    return {"name": name, "shape": shape, **unknown, "non-finite": 0, "unpaired": why}
+
+
+def trust_ratio(update: StateDict, weight: StateDict, pattern: Pattern | None = None) -> StateDict:
+    """|update| / |weight| of each parameter, by their L2 norms: a state of numbers.
+
+    >>> astray.state.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
+
+    This is the reciprocal of what layer-wise adaptive optimizers call the trust ratio. Where a weight is 0 it is
+    infinite, or NaN if nothing was to be updated either.
+    """
+    return update.norm2(True, pattern) / weight.norm2(True, pattern)
 
 
 # -- the noise of gradients --------------------------------------------------------------------------------------------
 
 
 class NoiseScale(NamedTuple):
-    """What the gradients of several small batches tell of the gradient itself.
+    """Estimates of the gradient and its noise from the gradients of several small batches.
 
-    All are estimates without bias, so that `signal` may come out negative where there is next to none; the scale is
-    infinite then.
+    All are without bias, so that `signal` may be negative where the gradient is nearly 0; the scale is infinite then.
     """
 
     scale: float
@@ -151,9 +160,9 @@ def gradient_noise_scale(gradients: Iterable[StateDict], batch: int, pattern: Pa
     if count < 2:
         raise StateError(f"Noise shows between gradients, and there was {count}. Give those of two batches or more.")
     of_mean = (StateDict(total).norm2() / count) ** 2
-    of_one = squares / count
-    noise = (of_one - of_mean) * batch * count / (count - 1)
-    signal = (count * of_mean - of_one) / (count - 1)
+    of_each = squares / count
+    noise = (of_each - of_mean) * batch * count / (count - 1)
+    signal = (count * of_mean - of_each) / (count - 1)
     return NoiseScale(noise / signal if signal > 0 else math.inf, noise, signal, count)
 
 
@@ -165,11 +174,11 @@ class PairSums(NamedTuple):
 
     count: int  # type: ignore[assignment]  # hides a method of tuples that is not used
     finite: int
-    one: float
+    first: float
     """Σa²."""
-    other: float
+    second: float
     """Σb²."""
-    apart: float
+    difference: float
     """Σ(b − a)²."""
     dot: float
     """Σab."""
@@ -180,7 +189,7 @@ class PairSums(NamedTuple):
 
     def plus(self, more: PairSums) -> PairSums:
         """The sums over the elements of both."""
-        sums = [mine + its for mine, its in zip(self, more, strict=True)]
+        sums = [own + added for own, added in zip(self, more, strict=True)]
         return PairSums._make(sums)._replace(
             count=self.count + more.count, finite=self.finite + more.finite, different=self.different + more.different,
             largest=max(self.largest, more.largest),
@@ -189,24 +198,24 @@ class PairSums(NamedTuple):
     @property
     def relative(self) -> float:
         """|b − a| / |a|; 0 where both are 0, and infinite where only a is."""
-        if not self.apart:
+        if not self.difference:
             return 0.0
-        return math.sqrt(self.apart / self.one) if self.one else math.inf
+        return math.sqrt(self.difference / self.first) if self.first else math.inf
 
     @property
     def cosine(self) -> float:
         """Of the angle between the two; NaN where one of them is 0, or an element is not finite."""
-        size = math.sqrt(self.one) * math.sqrt(self.other)
+        size = math.sqrt(self.first) * math.sqrt(self.second)
         return max(-1.0, min(1.0, self.dot / size)) if size and self.finite == self.count else math.nan
 
 
-NOTHING = PairSums(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+EMPTY = PairSums(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
 def pairs(one: StateMapping, other: StateMapping, names: Iterable[str]) -> dict[str, PairSums]:
-    """The two values of each of these names, read once."""
-    found: dict[str, PairSums] = {}
-    waiting: dict[str, torch.Tensor] = {}
+    """The sums for each of these names; both values are read once."""
+    sums: dict[str, PairSums] = {}
+    on_device: dict[str, torch.Tensor] = {}
     for name in names:
         a, b = (_tensor(name, state[name]) for state in (one, other))
         if a.shape != b.shape:
@@ -214,21 +223,22 @@ def pairs(one: StateMapping, other: StateMapping, names: Iterable[str]) -> dict[
                 f"{name!r} has shape {tuple(a.shape)} in {one.name!r} and {tuple(b.shape)} in {other.name!r}."
             )
         if a.is_cpu and b.is_cpu and a.is_complex() == b.is_complex():
-            found[name] = _contrasted(a, b)
+            sums[name] = _cpu_sums(a, b)
         else:
-            waiting[name] = _summed(a, b.to(a.device))
-    return found | _fetched(waiting)
+            on_device[name] = _device_sums(a, b.to(a.device))
+    return sums | _fetched(on_device)
 
 
-def _fetched(waiting: dict[str, torch.Tensor]) -> dict[str, PairSums]:
-    """The sums that were made on devices: one wait for each."""
-    found = {}
-    for device in {row.device for row in waiting.values()}:
-        names = [name for name, row in waiting.items() if row.device == device]
-        rows = torch.stack([waiting[name] for name in names]).tolist()
-        for name, (count, finite, one, other, apart, dot, largest, different) in zip(names, rows, strict=True):
-            found[name] = PairSums(int(count), int(finite), one, other, apart, dot, largest, int(different))
-    return found
+def _fetched(on_device: dict[str, torch.Tensor]) -> dict[str, PairSums]:
+    """The sums of `_device_sums`, with one wait for each device."""
+    fetched = {}
+    for device in {row.device for row in on_device.values()}:
+        names = [name for name, row in on_device.items() if row.device == device]
+        rows = torch.stack([on_device[name] for name in names]).tolist()
+        for name, row in zip(names, rows, strict=True):
+            sums = PairSums._make(row)
+            fetched[name] = sums._replace(count=int(sums.count), finite=int(sums.finite), different=int(sums.different))
+    return fetched
 
 
 def _tensor(name: str, value: torch.Tensor | float) -> torch.Tensor:
@@ -241,15 +251,15 @@ def _tensor(name: str, value: torch.Tensor | float) -> torch.Tensor:
     return readable(name, value)
 
 
-def _contrasted(a: torch.Tensor, b: torch.Tensor) -> PairSums:
-    found = contrast(*(Strided(t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t.stride()) for t in (a, b)))
-    one, other, apart = ((value or 0.0) ** 2 for value in (found.l2_reference, found.l2_candidate, found.l2_error))
-    return PairSums(
-        found.count, found.finite, one, other, apart, found.dot or 0.0, found.max_abs_error or 0.0, found.different
-    )
+def _cpu_sums(a: torch.Tensor, b: torch.Tensor) -> PairSums:
+    measured = contrast(*(Strided(t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t.stride()) for t in (a, b)))
+    norms = (measured.l2_reference, measured.l2_candidate, measured.l2_error)
+    first, second, difference = ((norm or 0.0) ** 2 for norm in norms)
+    dot, largest = measured.dot or 0.0, measured.max_abs_error or 0.0
+    return PairSums(measured.count, measured.finite, first, second, difference, dot, largest, measured.different)
 
 
-def _summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _device_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The fields of a `PairSums`, on the device."""
     total = torch.zeros(len(PairSums._fields), dtype=torch.float64, device=a.device)
     for x, y in zip(blocks(a), blocks(b), strict=True):
@@ -258,11 +268,11 @@ def _summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         x, y = x.double(), y.double()
         finite = x.isfinite() & y.isfinite()
         x, y = x.where(finite, 0.0), y.where(finite, 0.0)
-        away = y - x
-        largest = torch.maximum(total[6], away.abs().max())
-        sums = [finite.sum(), (x * x).sum(), (y * y).sum(), (away * away).sum(), (x * y).sum()]
+        gap = y - x
+        largest = torch.maximum(total[6], gap.abs().max())
+        sums = [finite.sum(), (x * x).sum(), (y * y).sum(), (gap * gap).sum(), (x * y).sum()]
         total += torch.stack(
-            [torch.full_like(away[0], len(x)), *(each.double() for each in sums), 0 * largest, different.double()]
+            [torch.full_like(gap[0], len(x)), *(each.double() for each in sums), 0 * largest, different.double()]
         )
         total[6] = largest
     return total

@@ -1,8 +1,8 @@
-"""The numbers of a state → its moments, by the means of the place where they lie.
+"""The values of a state → their moments, measured on the device that holds them.
 
-CPU tensors are read once by the kernels of `astray.stats`; those on a device are measured there, with one wait however
-many there are (`DeviceMeasurements`); of distributed ones every process measures its part (`ShardedTensors`). Nothing
-is copied as a whole: a tensor that is made on demand is let go before the next one is made.
+CPU tensors are read once by the kernels of `astray.stats`; those on a device are measured there, with one wait for all
+of them (`DeviceMeasurements`); of distributed ones every process measures its part (`ShardedTensors`). No tensor is
+copied as a whole, and one that is made on demand is freed before the next one is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astray.device import moments as kernel
 from astray.device.torch_kernels import widest_float
 from astray.device.unobserved import unobserved
 from astray.errors import StateError
-from astray.state.values import InBlocks, Value, blocks
+from astray.state.mapping import InBlocks, Value, blocks
 from astray.stats import DTYPES, Strided
 from astray.stats.moments import Moments, merge, moments, powers
 
@@ -32,39 +32,39 @@ def measure(
     values: Mapping[str, Value],
     names: Iterable[str],
     exponents: Collection[float] = (),
-    look: Callable[[str, Value], None] | None = None,
+    visit: Callable[[str, Value], None] | None = None,
 ) -> dict[str, MomentsMeasurement]:
-    """Measure the values of these names, each read once. `look` is shown every value while it is there."""
-    found: dict[str, MomentsMeasurement] = {}
+    """Measures the values of these names, each read once. `visit` is called with every value while it is in memory."""
+    measured: dict[str, MomentsMeasurement] = {}
     queue, shards = DeviceMeasurements(), ShardedTensors()
 
-    def take(name: str) -> None:  # a function, so that each value is let go before the next one is made
+    def measure_one(name: str) -> None:  # a function, so that each value is freed before the next one is made
         value = values[name]
-        if look is not None:
-            look(name, value)
+        if visit is not None:
+            visit(name, value)
         if not isinstance(value, torch.Tensor):
             value = torch.tensor(float(value), dtype=torch.float64)
-        elif is_shared_out(value):
+        elif is_sharded(value):
             shards.expect(name, value)
             value = local_part(value)
         tensor = readable(name, value)
         if tensor.is_cpu or not tensor.numel():
-            found[name] = _measured(tensor, exponents)
+            measured[name] = _measured(tensor, exponents)
         else:
             queue.add(name, tensor, exponents)
 
-    in_blocks = values if isinstance(values, InBlocks) and look is None and not exponents else None
+    in_blocks = values if isinstance(values, InBlocks) and visit is None and not exponents else None
     for name in names:
         if in_blocks is not None:
-            found[name] = _measured_in_blocks(in_blocks, name)
+            measured[name] = _measured_in_blocks(in_blocks, name)
         else:
-            take(name)
-    found |= queue.fetch()
-    return found | shards.gather(found)
+            measure_one(name)
+    measured |= queue.fetch()
+    return measured | shards.gather(measured)
 
 
 def _measured_in_blocks(values: InBlocks, name: str) -> MomentsMeasurement:
-    """Of a tensor that is read from disk a block at a time."""
+    """The measurement of a tensor that is read from disk a block at a time."""
     dtype = str(values.spec(name).dtype).removeprefix("torch.")
     if DTYPES[dtype].kind == "complex":
         return _measured(values[name], ())
@@ -73,21 +73,21 @@ def _measured_in_blocks(values: InBlocks, name: str) -> MomentsMeasurement:
 
 
 def _measured(tensor: torch.Tensor, exponents: Collection[float]) -> MomentsMeasurement:
-    """Of a tensor in CPU memory."""
+    """The measurement of a tensor in CPU memory."""
     pieces = [tensor]
     if tensor.is_complex():
         pieces = [block.abs() for block in blocks(tensor)]
     memory = [Strided(piece.data_ptr(), NAMES[piece.dtype], tuple(piece.shape), piece.stride()) for piece in pieces]
-    found = merge([moments(each) for each in memory]) if len(memory) != 1 else moments(memory[0])
+    whole = merge([moments(each) for each in memory]) if len(memory) != 1 else moments(memory[0])
     sums = {}
     for p in exponents:
-        unit = unit_for(found, p)
+        unit = unit_for(whole, p)
         sums[p] = Power(unit, math.fsum(powers(each, p, unit) for each in memory))
-    return MomentsMeasurement(found, sums, tensor.is_complex())
+    return MomentsMeasurement(whole, sums, tensor.is_complex())
 
 
 def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor that holds the numbers; an error says why there is none."""
+    """The plain tensor that holds the numbers. Raises a StateError that says why there is none."""
     if is_awaited(tensor):
         tensor = arrived(tensor)
     reason = None
@@ -122,10 +122,10 @@ class Power(NamedTuple):
 
 
 class MomentsMeasurement(NamedTuple):
-    """Moments, and a sum of powers for every p that was asked for: what every reduction is computed from.
+    """Moments, and a sum of powers for every wanted p: what every reduction is computed from.
 
-    It adds up over layers, over the blocks of a tensor on a device, and over the parts of a distributed one. Moments of
-    complex numbers are those of their magnitudes, and `magnitudes` says so.
+    Measurements of layers, of the blocks of a tensor on a device, and of the parts of a distributed one add up.
+    magnitudes: whether these are the moments of the magnitudes of complex numbers.
     """
 
     moments: Moments
@@ -133,7 +133,7 @@ class MomentsMeasurement(NamedTuple):
     magnitudes: bool = False
 
     def numbers(self) -> list[float]:
-        """Everything that `from_numbers` needs, to be sent to another process."""
+        """The fields as numbers, to be sent to another process; `from_numbers` reads them."""
         return [*map(float, self.moments), *(number for power in self.powers.values() for number in power)]
 
     def from_numbers(self, numbers: Sequence[float]) -> MomentsMeasurement:
@@ -155,7 +155,7 @@ def powers_from(numbers: Sequence[float], exponents: Sequence[float]) -> dict[fl
 
 
 def unite(parts: Sequence[MomentsMeasurement]) -> MomentsMeasurement:
-    """What would be measured of all these elements together."""
+    """The measurement of all these elements together."""
     exponents = parts[0].powers if parts else ()
     return MomentsMeasurement(
         merge([part.moments for part in parts]),
@@ -166,16 +166,16 @@ def unite(parts: Sequence[MomentsMeasurement]) -> MomentsMeasurement:
 
 def add_up(parts: Sequence[Power], p: float) -> Power:
     """The sum of powers of all, in the unit of the largest (for a negative power, of the smallest)."""
-    some = [part for part in parts if part.total]
-    if not some:
+    nonzero = [part for part in parts if part.total]
+    if not nonzero:
         return Power(1.0, 0.0)
-    unit = max(part.unit for part in some) if p > 0 else min(part.unit for part in some)
-    return Power(unit, math.fsum(part.total * (part.unit / unit) ** p for part in some))
+    unit = max(part.unit for part in nonzero) if p > 0 else min(part.unit for part in nonzero)
+    return Power(unit, math.fsum(part.total * (part.unit / unit) ** p for part in nonzero))
 
 
-def unit_for(found: Moments, p: float) -> float:
-    """What to count magnitudes in, so that no power of them leaves the range of float64."""
-    unit = found.absmax if p > 0 else found.absmin
+def unit_for(measured: Moments, p: float) -> float:
+    """The unit of magnitudes in which no power of them exceeds the range of float64."""
+    unit = measured.absmax if p > 0 else measured.absmin
     return unit if math.isfinite(unit) and unit > 0 else 1.0
 
 
@@ -183,53 +183,53 @@ def unit_for(found: Moments, p: float) -> float:
 
 
 FIELDS = 16
-"""The numbers that begin a row: those of a `Moments` without its exponent, which is 0 here."""
+"""The first numbers of a row: the fields of a `Moments` without its exponent, which is 0 here."""
 
 HELD_BYTES = 1 << 28
-"""Tensors wait to be measured by one launch as long as they hold no more memory than this."""
+"""Tensors are collected for one launch until they hold more memory than this."""
 
 
 class DeviceMeasurements:
     """Tensors that are being measured, each on its device.
 
-    By the kernel of `device.moments` on a GPU, by plain torch operations elsewhere. Nothing waits while tensors are
-    added: each leaves rows of numbers on its device, and `fetch` brings the rows of all over at once. The plain way
-    goes a block at a time, in float64 where the device has it. There numbers beyond 2^±200, which only float64 has,
-    overflow in the third and fourth moments; the CPU kernels are right for those too.
+    By the kernel of `device.moments` on a GPU, by plain torch operations elsewhere. `add` does not wait: each tensor
+    leaves rows of numbers on its device, and `fetch` copies all rows at once. The torch operations go a block at a
+    time, in float64 where the device has it. Numbers beyond 2^±200, which only float64 can hold, overflow there in the
+    third and fourth moments; the CPU kernels are right for those too.
     """
 
     def __init__(self) -> None:
         self._rows: dict[torch.device, list[tuple[list[str], list[int], torch.Tensor]]] = {}
-        self._waiting: dict[tuple[torch.device, torch.dtype], list[tuple[str, torch.Tensor]]] = {}
-        self._held = 0
+        self._queued: dict[tuple[torch.device, torch.dtype], list[tuple[str, torch.Tensor]]] = {}
+        self._queued_bytes = 0
         self._wanted: dict[str, tuple[tuple[float, ...], bool]] = {}
 
     def add(self, name: str, tensor: torch.Tensor, exponents: Collection[float]) -> None:
-        """Have a plain tensor measured that has elements."""
+        """Measures a plain tensor that has elements."""
         self._wanted[name] = tuple(exponents), tensor.is_complex()
         if not exponents and kernel.can_measure(tensor):
-            self._waiting.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
-            self._held += tensor.nbytes
-            if self._held > HELD_BYTES:
+            self._queued.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
+            self._queued_bytes += tensor.nbytes
+            if self._queued_bytes > HELD_BYTES:
                 self._launch()
             return
         wide = widest_float(tensor.device)
         with unobserved():
             for block in blocks(tensor):
                 numbers = (block.abs() if block.is_complex() else block).to(wide)
-                self._found([name], [1], _row(numbers, self._wanted[name][0]))
+                self._add_rows([name], [1], _row(numbers, self._wanted[name][0]))
 
     def fetch(self) -> dict[str, MomentsMeasurement]:
-        """What was found, by name: one wait for each device."""
+        """The measurements by name, with one wait for each device."""
         self._launch()
         parts: dict[str, list[MomentsMeasurement]] = {name: [] for name in self._wanted}
-        for found in self._rows.values():
+        for entries in self._rows.values():
             with unobserved():
-                together = torch.cat([rows.reshape(-1) for _, _, rows in found]).cpu().numpy()
-            place = 0
-            for names, counts, rows in found:
-                numbers = together[place : place + rows.numel()].reshape(-1, rows.shape[-1])
-                place += rows.numel()
+                fetched = torch.cat([rows.reshape(-1) for _, _, rows in entries]).cpu().numpy()
+            offset = 0
+            for names, counts, rows in entries:
+                numbers = fetched[offset : offset + rows.numel()].reshape(-1, rows.shape[-1])
+                offset += rows.numel()
                 if len(numbers) > len(names):
                     numbers = kernel.merged(numbers, counts)
                 for name, row in zip(names, numbers.tolist(), strict=True):
@@ -237,15 +237,15 @@ class DeviceMeasurements:
         return {name: each[0] if len(each) == 1 else unite(each) for name, each in parts.items()}
 
     def _launch(self) -> None:
-        """Start the kernel for all that wait."""
-        for waiting in self._waiting.values():
+        """Starts the kernel for all queued tensors."""
+        for queued in self._queued.values():
             with unobserved():
-                rows, counts = kernel.measure([tensor for _, tensor in waiting])
-            self._found([name for name, _ in waiting], counts, rows)
-        self._waiting.clear()
-        self._held = 0
+                rows, counts = kernel.measure([tensor for _, tensor in queued])
+            self._add_rows([name for name, _ in queued], counts, rows)
+        self._queued.clear()
+        self._queued_bytes = 0
 
-    def _found(self, names: list[str], counts: list[int], rows: torch.Tensor) -> None:
+    def _add_rows(self, names: list[str], counts: list[int], rows: torch.Tensor) -> None:
         self._rows.setdefault(rows.device, []).append((names, counts, rows))
 
     def _measurement(self, name: str, numbers: list[float]) -> MomentsMeasurement:
@@ -264,8 +264,8 @@ def _row(numbers: torch.Tensor, exponents: tuple[float, ...]) -> torch.Tensor:
     count = finite.sum()
     total = values.sum()
     mean = total / count
-    away = torch.where(finite, numbers - mean, 0.0)
-    squares = away * away
+    deviations = torch.where(finite, numbers - mean, 0.0)
+    squares = deviations * deviations
     absmin, absmax = torch.where(finite, sizes, inf).min(), sizes.max()
     fields = [
         torch.full_like(total, numbers.numel()),
@@ -282,7 +282,7 @@ def _row(numbers: torch.Tensor, exponents: tuple[float, ...]) -> torch.Tensor:
         sizes.sum(),
         mean,
         squares.sum(),
-        (squares * away).sum(),
+        (squares * deviations).sum(),
         (squares * squares).sum(),
     ]
     for p in exponents:
@@ -300,13 +300,13 @@ def _unless(none: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 # -- over processes ----------------------------------------------------------------------------------------------------
 
 
-def is_shared_out(value: Value) -> bool:
-    """Whether it is a DTensor, which processes hold together."""
+def is_sharded(value: Value) -> bool:
+    """Whether it is a DTensor, which is sharded over processes."""
     return isinstance(value, torch.Tensor) and is_distributed(value)
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """The part of a DTensor that this process holds. Pending sums are made first, by communicating."""
+    """The part of a DTensor that this process holds. Pending sums are computed first, by communication."""
     with torch.no_grad():
         tensor = tensor.detach()
         if any(placement.is_partial() for placement in tensor.placements):
@@ -321,44 +321,45 @@ def local_part(tensor: Any) -> torch.Tensor:
 class ShardedTensors:
     """The distributed tensors among those that are measured: the parts of all processes become the whole.
 
-    So a reduction of a state with DTensors is a collective: every process of their mesh must ask for it, as for an
-    all-reduce. One exchange carries the numbers of all tensors. Along mesh dimensions that replicate nothing is added
-    up.
+    So a reduction of a state with DTensors is a collective: every process of their mesh must call it, as an all-reduce.
+    One exchange carries the numbers of all tensors. Along mesh dimensions that replicate, nothing is added up.
     """
 
     def __init__(self) -> None:
         self._expected: dict[Any, dict[str, tuple[bool, ...]]] = {}
 
     def expect(self, name: str, tensor: Any) -> None:
-        """Note a DTensor, and along which dimensions of its mesh it is cut."""
+        """Registers a DTensor, and along which dimensions of its mesh it is sharded."""
         mesh = tensor.device_mesh
         if mesh.get_coordinate() is None:
             raise StateError(f"This process holds no part of {name!r}: it is not in the mesh {mesh}.")
         cut = tuple(not (placement.is_replicate() or placement.is_partial()) for placement in tensor.placements)
         self._expected.setdefault(mesh, {})[name] = cut
 
-    def gather(self, found: Mapping[str, MomentsMeasurement]) -> dict[str, MomentsMeasurement]:
-        """What is known of the whole tensors, when every process of their meshes has measured its parts."""
+    def gather(self, measured: Mapping[str, MomentsMeasurement]) -> dict[str, MomentsMeasurement]:
+        """The measurements of the whole tensors, after every process of their meshes has measured its parts."""
         gathered: dict[str, MomentsMeasurement] = {}
         for mesh, cuts in self._expected.items():
-            rows = torch.tensor([found[name].numbers() for name in cuts], dtype=torch.float64, device=mesh.device_type)
+            rows = torch.tensor(
+                [measured[name].numbers() for name in cuts], dtype=torch.float64, device=mesh.device_type
+            )
             parts = {name: rows[number : number + 1] for number, name in enumerate(cuts)}
             for dim in range(mesh.ndim):
-                concerned = [name for name, cut in cuts.items() if cut[dim]]
-                if not concerned or mesh.size(dim) == 1:
+                sharded = [name for name, cut in cuts.items() if cut[dim]]
+                if not sharded or mesh.size(dim) == 1:
                     continue
-                sizes = [len(parts[name]) for name in concerned]
-                everyone = _exchanged(torch.cat([parts[name] for name in concerned]), mesh.get_group(dim))
-                shares = [torch.split(share, sizes) for share in everyone]
-                for number, name in enumerate(concerned):
+                sizes = [len(parts[name]) for name in sharded]
+                gathered_rows = _all_gather(torch.cat([parts[name] for name in sharded]), mesh.get_group(dim))
+                shares = [torch.split(share, sizes) for share in gathered_rows]
+                for number, name in enumerate(sharded):
                     parts[name] = torch.cat([share[number] for share in shares])
             for name, part in parts.items():
-                gathered[name] = unite([found[name].from_numbers(row) for row in part.tolist()])
+                gathered[name] = unite([measured[name].from_numbers(row) for row in part.tolist()])
         return gathered
 
 
-def _exchanged(rows: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def _all_gather(rows: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """The rows of every process of a group."""
-    everyone = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, rows, group=group)
-    return everyone
+    gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, rows, group=group)
+    return gathered

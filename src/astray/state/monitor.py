@@ -1,7 +1,7 @@
 """The monitor as the user holds it: a recording of what the optimizer does, every few steps.
 
-`Monitor` records it into a run, as any recording is; `series` reads parameters from a run as lines over steps; a
-`ScalarWriter` such as TensorBoard's is given the same numbers.
+`Monitor` records it into a run like any other; `series` reads parameters from a run as lines over steps; a
+`ScalarWriter` such as TensorBoard's gets the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astray.store import BackgroundWriter, BufferedStep, RankRun, RunWriter, ope
 from astray.wording import did_you_mean
 
 WHAT = {"weight": "weight", "gradient": "grad", "update": "update", "state": "state."}
-"""What of a parameter is followed, and the path under which a recording has it; a state's goes on with its name."""
+"""What of a parameter is recorded, and its path in the recording; the path of a state ends with the state's name."""
 
 RATIO = "ratio"
 """The norm of the update over that of the weight."""
@@ -44,10 +44,10 @@ class Monitor:
     >>> print(monitor.series("update", "l2"))
     >>> print(monitor.series("ratio"))
 
-    It begins at once and needs nothing more: a step ends with the step of the first optimizer, and those in between
-    cost nothing. Two trainings compare as any runs do: `astray compare runs/a runs/b`. It prints nothing.
+    It begins at once and needs no further calls: a step ends with the step of the first optimizer, and the steps in
+    between cost nothing. Two trainings compare as any runs do: `astray compare runs/a runs/b`. It prints nothing.
 
-    model: a module, or a dict of modules whose names come in front of their parameters.
+    model: a module, or a dict of modules whose names are prefixes of their parameters' names.
     optimizer: the one that trains it, to make sure that it does. The steps of every optimizer are recorded.
     every: steps from one recorded step to the next; the first step is recorded.
     path: the folder of the run.
@@ -107,16 +107,16 @@ class Monitor:
         """
         check_statistics((statistic,))
         rank = self._writer.rank if self._writer is not None else 0
-        found = list(points(self.run.ranks[rank], (statistic,)))
-        known = dict.fromkeys(point.what for point in found)
-        if found and what not in known:
+        recorded = list(points(self.run.ranks[rank], (statistic,)))
+        known = dict.fromkeys(point.what for point in recorded)
+        if recorded and what not in known:
             raise UsageError(
                 f"Nothing was recorded of {what!r}.{did_you_mean(what, known)} There are {', '.join(known)}."
             )
-        return series(found, what, "l2" if what == RATIO else statistic)
+        return series(recorded, what, "l2" if what == RATIO else statistic)
 
     def close(self) -> None:
-        """Ends it: removes every hook, and closes the run."""
+        """Removes every hook, and closes the run."""
         self._end("normally")
 
     def __enter__(self) -> Monitor:
@@ -137,11 +137,13 @@ class Monitor:
             self._closes = False
 
     def _open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
-        self._writer = RunWriter(path, rank, on_step=self._hand_over if self._scalars is not None else None, **named)
+        self._writer = RunWriter(
+            path, rank, on_step=self._write_scalars if self._scalars is not None else None, **named
+        )
         return self._writer
 
-    def _hand_over(self, rows: BufferedStep) -> None:
-        """Gives the numbers of a step to TensorBoard, in the recorder's thread."""
+    def _write_scalars(self, rows: BufferedStep) -> None:
+        """Writes the numbers of a step to TensorBoard, in the recorder's thread."""
         assert self._writer is not None
         for point in points(RankRun(self._writer.rank, rows), self._statistics):
             write(self._scalars, point)
@@ -160,7 +162,7 @@ def _check(every: int, what: tuple[str, ...]) -> None:
 
 def _check_optimizer(optimizer: Any, model: Any) -> None:
     models = model.values() if isinstance(model, Mapping) else [model]
-    known = {id(parameter) for one in models for parameter in one.parameters()}
+    known = {id(parameter) for each in models for parameter in each.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if trained and not any(id(parameter) in known for parameter in trained):
         raise UsageError(
@@ -188,7 +190,7 @@ class ParameterSeries(NamedTuple):
     statistic: str
     steps: list[int]
     values: Mapping[str, list[float]]
-    """By parameter, one for each step; NaN where it was not there."""
+    """By parameter, a value for each step; NaN where there is none."""
 
     def __str__(self) -> str:
         from astray.formatting.figures import statistic
@@ -217,7 +219,7 @@ def points(rank: RankRun, statistics: tuple[str, ...]) -> Iterator[Point]:
     phases, sites, steps = calls.coded("phase"), calls.coded("site"), calls.numbers("step")
     roles, paths = tensors.coded("role"), tensors.coded("path")
     columns = {name: tensors.numbers(name) for name in {*statistics, "l2"}}
-    before: dict[str, float] = {}  # the norms of weights, of which updates come later
+    before: dict[str, float] = {}  # norms of weights, by parameter: their updates come later in the step
     for row, call in enumerate(rows.tolist()):
         what = _what(roles[row], paths[row]) if call >= 0 and phases[call] == "update" else None
         if what is None:
@@ -235,14 +237,13 @@ def points(rank: RankRun, statistics: tuple[str, ...]) -> Iterator[Point]:
 
 def series(points: Iterable[Point], what: str, statistic: str) -> ParameterSeries:
     """The points of one kind, parameter by parameter."""
-    found: dict[str, dict[int, float]] = {}
+    by_parameter: dict[str, dict[int, float]] = {}
     for point in points:
         if (point.what, point.statistic) == (what, statistic):
-            found.setdefault(point.parameter, {})[point.step] = point.value
-    steps = sorted({step for values in found.values() for step in values})
-    return ParameterSeries(
-        what, statistic, steps, {name: [each.get(step, math.nan) for step in steps] for name, each in found.items()}
-    )
+            by_parameter.setdefault(point.parameter, {})[point.step] = point.value
+    steps = sorted({step for values in by_parameter.values() for step in values})
+    lines = {name: [values.get(step, math.nan) for step in steps] for name, values in by_parameter.items()}
+    return ParameterSeries(what, statistic, steps, lines)
 
 
 def check_statistics(names: tuple[str, ...]) -> None:
@@ -256,10 +257,10 @@ def check_statistics(names: tuple[str, ...]) -> None:
 
 
 def _what(role: str | None, path: str | None) -> str | None:
-    """What a row of an optimizer's step shows of its parameter; None for what is not followed, such as a counter."""
+    """What a row of an optimizer's step shows of its parameter; None for rows that no series has, such as a counter."""
     if path is None or path == f"{WHAT['state']}step":
         return None
-    if path.startswith(WHAT["state"]):  # those that a step begins with are recorded too
+    if path.startswith(WHAT["state"]):  # the states before the step are recorded too
         return path.removeprefix(WHAT["state"]) if role == "output" else None
     if path == "weight" and role == "parameter":
         return _BEFORE
@@ -275,20 +276,20 @@ class ScalarWriter(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
-def writer_of(given: str | os.PathLike[str] | ScalarWriter) -> ScalarWriter:
-    """A writer: what was given, or for a folder a `SummaryWriter`, which the caller has to close."""
-    if not isinstance(given, str | os.PathLike):
-        if not callable(getattr(given, "add_scalar", None)):
-            raise UsageError(f"A {type(given).__name__} takes no scalars. Give a folder, or what has an add_scalar.")
-        return given
+def writer_of(target: str | os.PathLike[str] | ScalarWriter) -> ScalarWriter:
+    """The writer itself, or for a folder a new `SummaryWriter`, which the caller has to close."""
+    if not isinstance(target, str | os.PathLike):
+        if not callable(getattr(target, "add_scalar", None)):
+            raise UsageError(f"A {type(target).__name__} takes no scalars. Give a folder, or what has an add_scalar.")
+        return target
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError("TensorBoard is not installed. `pip install tensorboard`, or leave tensorboard out.") from None
-    return SummaryWriter(os.fspath(absolute(given)))
+    return SummaryWriter(os.fspath(absolute(target)))
 
 
 def write(scalars: ScalarWriter, point: Point) -> None:
-    """One number, under a tag that TensorBoard groups by what it is."""
+    """Writes one number, under a tag by which TensorBoard groups it."""
     group = point.what if point.what == RATIO else f"{point.what} {point.statistic}"
     scalars.add_scalar(f"{group}/{point.parameter}", point.value, point.step)

@@ -1,4 +1,4 @@
-"""Names of parameters: chosen by a pattern, put into groups, compared between two states, freed of wrappers.
+"""Names of parameters: selected by a pattern, put into groups, compared between two states, without wrappers.
 
 The same weight is `module.h.0.weight` under DDP and `_orig_mod.h.0.weight` when compiled. Names are left as the model
 has them unless `unwrap` is asked for: then states of differently wrapped models have the same names, and combine.
@@ -32,14 +32,14 @@ def matching(names: Collection[str], pattern: Pattern | None) -> list[str]:
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise StateError(f"The pattern {pattern!r} is no regular expression: {error}.") from None
-    found = [name for name in names if expression.match(name)]
-    if names and not found:
+        raise StateError(f"The pattern {pattern!r} is not a regular expression: {error}.") from None
+    matched = [name for name in names if expression.match(name)]
+    if names and not matched:
         warn(
             f"The pattern {expression.pattern!r} matches none of {counted(len(names), 'name')} such as "
             f"{next(iter(names))!r}. It is matched from the first character on: begin with '.*' to search."
         )
-    return found
+    return matched
 
 
 def grouped(names: Iterable[str], group: Pattern) -> dict[str, list[str]]:
@@ -53,7 +53,7 @@ def grouped(names: Iterable[str], group: Pattern) -> dict[str, list[str]]:
     try:
         expression = re.compile(_LAYER if group == "layer" else group)
     except re.error as error:
-        raise StateError(f"The group {group!r} is no regular expression: {error}.") from None
+        raise StateError(f"The group {group!r} is not a regular expression: {error}.") from None
     groups: dict[str, list[str]] = {}
     for name in names:
         match = expression.search(name)
@@ -64,15 +64,15 @@ def grouped(names: Iterable[str], group: Pattern) -> dict[str, list[str]]:
     return groups
 
 
-def check_same(one: Collection[str], other: Collection[str], names: tuple[str, str]) -> None:
-    """Raise, and say what is only in one of them, unless two states have the same names."""
-    mine, theirs = dict.fromkeys(one), dict.fromkeys(other)
-    first, second = [name for name in mine if name not in theirs], [name for name in theirs if name not in mine]
+def check_same(first: Collection[str], second: Collection[str], labels: tuple[str, str]) -> None:
+    """Raises a StateError that names what is only in one of two states, unless they have the same names."""
+    in_first, in_second = dict.fromkeys(first), dict.fromkeys(second)
+    first, second = [name for name in first if name not in in_second], [name for name in second if name not in in_first]
     if not first and not second:
         return
     parts = [
         f"only in {label}: {', '.join(extra[:_SHOWN])}" + (f" and {len(extra) - _SHOWN} more" * (len(extra) > _SHOWN))
-        for label, extra in zip(_told_apart(names), (first, second), strict=True)
+        for label, extra in zip(_distinct_labels(labels), (first, second), strict=True)
         if extra
     ]
     wrapped = any(part.startswith(("module.", "_")) for part in (*first, *second))
@@ -80,7 +80,7 @@ def check_same(one: Collection[str], other: Collection[str], names: tuple[str, s
     raise StateError(f"The states have different parameters; {'; '.join(parts)}. {hint}")
 
 
-def _told_apart(names: tuple[str, str]) -> tuple[str, str]:
+def _distinct_labels(names: tuple[str, str]) -> tuple[str, str]:
     return ("the first", "the second") if names[0] == names[1] else (f"{names[0]!r}", f"{names[1]!r}")
 
 
@@ -92,15 +92,15 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=depth)
 
 
-# -- names that wrappers put in front ----------------------------------------------------------------------------------
+# -- names that wrappers change ----------------------------------------------------------------------------------------
 
 
 PREFIXES = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
-"""Parts of names that only wrappers make, wherever in a name they stand."""
+"""Parts of names that only wrappers add, at any position."""
 
 OUTERMOST = "module"
-"""What DDP and DataParallel call the model inside them: also a name that a model may have further inside, so that it
-counts only where every name begins with it."""
+"""The name that DDP and DataParallel give the model inside them. A model may use it for a module of its own, so it is
+removed only where every name begins with it."""
 
 
 def unwrapped(name: str) -> str:
@@ -120,15 +120,15 @@ def unwrapped_names(names: Iterable[str]) -> Mapping[str, str]:
     """
     originals = list(names)
     plain = [unwrapped(name) for name in originals]
-    # A compiled DDP and a DDP of something compiled: `module` comes to the front when the others are gone.
+    # Of a compiled DDP or a DDP of a compiled model, `module` is first once the others are removed.
     while plain and all(name.startswith(f"{OUTERMOST}.") for name in plain):
         plain = [name.removeprefix(f"{OUTERMOST}.") for name in plain]
-    found: dict[str, str] = {}
+    original_of: dict[str, str] = {}
     for original, name in zip(originals, plain, strict=True):
-        if name in found:
+        if name in original_of:
             raise ValueError(
-                f"Without the names of wrappers, {found[name]!r} and {original!r} would both be {name!r}. "
+                f"Without the names of wrappers, {original_of[name]!r} and {original!r} would both be {name!r}. "
                 "Keep the names as they are."
             )
-        found[name] = original
-    return found
+        original_of[name] = original
+    return original_of

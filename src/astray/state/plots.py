@@ -1,6 +1,6 @@
 """Pictures of states with matplotlib, which is an extra: histograms, distribution functions, heat maps, lines by layer.
 
-Every method returns a matplotlib figure of its own, which no window shows by itself, and writes it where `path` says.
+Every method returns a matplotlib figure, which no window shows by itself, and writes it to `path` if given.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 
 from astray.errors import StateError
-from astray.state.base import StateMapping
 from astray.state.describe import described
-from astray.state.measuring import is_shared_out, measure, unite
+from astray.state.mapping import StateMapping, blocks
+from astray.state.measuring import is_sharded, measure, unite
 from astray.state.naming import Pattern, matching
-from astray.state.values import blocks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 POINTS = 2000
-"""Places at which a distribution function is known: more than a picture has columns."""
+"""Points at which a distribution function is computed: more than a picture has columns."""
 
 PIXELS = 256
 """The sides of a heat map; beyond it, a cell shows the mean of the elements in it."""
@@ -56,9 +55,9 @@ class Plots(StateMapping):
         """
 
         def draw(axes: Axes, names: list[str]) -> str:
-            found = distribution(self, names, bins, logx)
-            axes.stairs(found.counts, found.edges, fill=True)
-            return f", {found.left_out:,} left out" * bool(found.left_out)
+            binned = distribution(self, names, bins, logx)
+            axes.stairs(binned.counts, binned.edges, fill=True)
+            return f", {binned.left_out:,} left out" * bool(binned.left_out)
 
         return self._panels(draw, lw, pattern, name, logx, logy, path)
 
@@ -75,9 +74,9 @@ class Plots(StateMapping):
         """The share of elements up to each value; with `logx`, of magnitudes."""
 
         def draw(axes: Axes, names: list[str]) -> str:
-            found = distribution(self, names, POINTS, logx)
-            axes.plot(found.edges, found.cumulative)
-            return f", {found.left_out:,} left out" * bool(found.left_out)
+            binned = distribution(self, names, POINTS, logx)
+            axes.plot(binned.edges, binned.cumulative)
+            return f", {binned.left_out:,} left out" * bool(binned.left_out)
 
         return self._panels(draw, lw, pattern, name, logx, logy, path)
 
@@ -92,7 +91,7 @@ class Plots(StateMapping):
         log: bool = False,
         path: Path | None = None,
     ) -> Figure:
-        """The elements as colours: of each parameter its rows with `lw`, or all elements one after the other."""
+        """The elements as colours: a matrix for each parameter with `lw`, or all elements in one square."""
 
         def draw(axes: Axes, names: list[str]) -> str:
             rows, columns = self._sides(names)
@@ -150,10 +149,10 @@ class Plots(StateMapping):
         """A panel for all, or for each parameter."""
         names = matching(self, pattern)
         panels = {each: [each] for each in names} if lw else {name or self.name: names}
-        across = min(4, math.ceil(math.sqrt(max(len(panels), 1))))
-        down = max(math.ceil(len(panels) / across), 1)
-        figure = _figure()(figsize=(5.0 * across, 3.5 * down), layout="constrained")
-        grid = figure.subplots(down, across, squeeze=False).flat
+        columns = min(4, math.ceil(math.sqrt(max(len(panels), 1))))
+        rows = max(math.ceil(len(panels) / columns), 1)
+        figure = _figure()(figsize=(5.0 * columns, 3.5 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False).flat
         for axes, (title, members) in zip(grid, panels.items(), strict=False):
             note = draw(axes, members)
             axes.set_title(f"{title}{note}", fontsize=9)
@@ -196,7 +195,7 @@ def _saved(figure: Figure, path: Path | None) -> Figure:
 
 
 class Distribution(NamedTuple):
-    """Counts between edges, and how many elements have no place there: NaN, infinity, and 0 on a logarithmic scale."""
+    """Counts between edges, and how many elements are not counted: NaN, infinity, and 0 on a logarithmic scale."""
 
     counts: npt.NDArray[np.int64]
     edges: Floats
@@ -211,27 +210,27 @@ class Distribution(NamedTuple):
 
 def distribution(state: StateMapping, names: Sequence[str], bins: int, log: bool) -> Distribution:
     """Count the elements of these parameters in equal bins; with `log` their magnitudes, in bins of equal ratio."""
-    found = unite(list(measure(state, names).values())).moments
-    low, high = (found.absmin, found.absmax) if log else (found.min, found.max)
+    moments = unite(list(measure(state, names).values())).moments
+    low, high = (moments.absmin, moments.absmax) if log else (moments.min, moments.max)
     if log:
-        # 0 has no logarithm; the smallest magnitude besides it is not known, and 16 decades show all that matters.
+        # 0 has no logarithm, and the smallest other magnitude is not known; 16 decades show enough.
         low = low if low > 0 else high * 1e-16
     if not math.isfinite(low) or (log and high == 0):
-        return Distribution(np.zeros(bins, np.int64), np.linspace(0.0, 1.0, bins + 1), found.count)
+        return Distribution(np.zeros(bins, np.int64), np.linspace(0.0, 1.0, bins + 1), moments.count)
     edges = np.geomspace(low, high, bins + 1) if log and low < high else _edges(low, high, bins)
     counts = np.zeros(bins, np.int64)
     for values in numbers(state, names):
         kept = np.abs(values) if log else values
         counts += np.histogram(kept[np.isfinite(kept)], edges)[0]
-    return Distribution(counts, edges, found.count - int(counts.sum()))
+    return Distribution(counts, edges, moments.count - int(counts.sum()))
 
 
 def numbers(state: StateMapping, names: Sequence[str]) -> Iterator[Floats]:
     """The elements of these parameters in order, as float64, a block at a time."""
     for name in names:
         value = state[name]
-        if is_shared_out(value):
-            raise StateError(f"{name!r} is shared out among processes. Plot value.full_tensor() instead.")
+        if is_sharded(value):
+            raise StateError(f"{name!r} is sharded over processes. Plot value.full_tensor() instead.")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
         if tensor.is_complex():
             raise StateError(f"{name!r} is complex. Plot its magnitudes: state.abs().")
@@ -245,8 +244,8 @@ def image(values: Iterator[Floats], rows: int, columns: int, size: int) -> Float
     sums, counts = np.zeros(height * width), np.zeros(height * width)
     start = 0
     for block in values:
-        place = np.arange(start, start + block.size)
-        cell = (place // columns * height // rows) * width + place % columns * width // columns
+        position = np.arange(start, start + block.size)
+        cell = (position // columns * height // rows) * width + position % columns * width // columns
         sums += np.bincount(cell, block, height * width)
         counts += np.bincount(cell, minlength=height * width)
         start += block.size

@@ -4,10 +4,9 @@
     weight.std(lw=True)                 of each parameter: a state of numbers
     weight.std(group=r"h\\.(\\d+)\\.")     of each layer
 
-Every one is computed from the same measurement, in float64. That is over finite elements, with the others counted
-beside them; the formulas put these back, so that NaN and infinity give what numpy gives for the same numbers. Of
-nothing, sums and norms are 0 and all others NaN; of one element `std` and `var` are NaN, as numpy's are with a ddof of
-1.
+Every one is computed from the same measurement, in float64. That is over finite elements, and counts the others; the
+formulas take these into account, so that NaN and infinity give what numpy gives for the same numbers. Of an empty
+state, sums and norms are 0 and all others NaN; of one element `std` and `var` are NaN, as numpy's are with a ddof of 1.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from astray.errors import StateError
-from astray.state.base import StateMapping
+from astray.state.mapping import StateMapping, Value
 from astray.state.measuring import MomentsMeasurement, measure, unite
 from astray.state.naming import Pattern, grouped, matching
-from astray.state.values import Value
 from astray.stats.moments import Moments
 
 if TYPE_CHECKING:
@@ -36,13 +34,13 @@ Formula = Callable[[MomentsMeasurement], float]
 
 
 def signed(formula: Callable[[Moments], float]) -> Formula:
-    """A statistic that depends on signs, so that the magnitudes of complex numbers do not tell it: NaN for those."""
-    return lambda found: math.nan if found.magnitudes else formula(found.moments)
+    """A statistic that depends on signs; NaN for complex numbers, of which only magnitudes are measured."""
+    return lambda measured: math.nan if measured.magnitudes else formula(measured.moments)
 
 
-def norm_of(found: MomentsMeasurement, p: float) -> float:
+def norm_of(measured: MomentsMeasurement, p: float) -> float:
     """(Σ|x|ᵖ)^(1/p); the number of elements other than 0 for p = 0."""
-    each = found.moments
+    each = measured.moments
     infinite = each.posinf + each.neginf
     if p == 0:
         return float(each.count - each.zeros)
@@ -60,7 +58,7 @@ def norm_of(found: MomentsMeasurement, p: float) -> float:
         return each.abssum
     if p == 2:
         return each.l2
-    unit, total = found.powers[p]
+    unit, total = measured.powers[p]
     if not total:  # only infinities, to a negative power
         return math.inf if infinite else 0.0
     return unit * float(total ** (1 / p))
@@ -74,7 +72,7 @@ def _sum(each: Moments) -> float:
 
 def _mean(each: Moments) -> float:
     total = _sum(each)
-    # The mean is right where the sum is beyond float64, and NaN where there is nothing.
+    # The mean is right where the sum exceeds float64, and NaN where there is no element.
     return each.mean if each.finite == each.count else total
 
 
@@ -103,7 +101,7 @@ def _abs_min(each: Moments) -> float:
 
 
 def _of_finite(formula: Callable[[Moments], float]) -> Callable[[Moments], float]:
-    """A statistic of differences from the mean: there are none where an element is not finite."""
+    """A statistic of differences from the mean; NaN where an element is not finite."""
     return lambda each: formula(each) if each.finite == each.count else math.nan
 
 
@@ -116,19 +114,21 @@ FORMULAS: dict[str, Formula] = {
     "std": signed(_of_finite(lambda each: each.std(ddof=1))),
     "skew": signed(_of_finite(lambda each: each.skew)),
     "kurtosis": signed(_of_finite(lambda each: each.kurtosis)),
-    "norm1": lambda found: norm_of(found, 1),
-    "norm2": lambda found: norm_of(found, 2),
-    "norm1_mean": lambda found: norm_of(found, 1) / found.moments.count if found.moments.count else math.nan,
-    "abs_max": lambda found: _abs_max(found.moments),
-    "abs_min": lambda found: _abs_min(found.moments),
+    "norm1": lambda measured: norm_of(measured, 1),
+    "norm2": lambda measured: norm_of(measured, 2),
+    "norm1_mean": lambda measured: (
+        norm_of(measured, 1) / measured.moments.count if measured.moments.count else math.nan
+    ),
+    "abs_max": lambda measured: _abs_max(measured.moments),
+    "abs_min": lambda measured: _abs_min(measured.moments),
 }
 
 
-# -- reductions, and the methods that states have by them --------------------------------------------------------------
+# -- reductions, and the methods of states made of them ----------------------------------------------------------------
 
 
 class Reduction(NamedTuple):
-    """A statistic by its name: from what was measured, or a function of the user's from the tensor itself.
+    """A statistic: a formula over the measurement, or the user's own function of the tensor itself.
 
     `power` is the p of the norm whose sum of powers it needs.
     """
@@ -140,7 +140,7 @@ class Reduction(NamedTuple):
 
 
 REDUCTIONS: dict[str, Reduction] = {name: Reduction(name, formula) for name, formula in FORMULAS.items()}
-"""Every statistic that there is, by name, but for `numel`, which needs no values, and norms of other powers."""
+"""Every statistic by name, except `numel`, which needs no values, and norms of other powers."""
 
 
 def register_reduction(name: str, function: Callable[[torch.Tensor], Any]) -> None:
@@ -150,21 +150,21 @@ def register_reduction(name: str, function: Callable[[torch.Tensor], Any]) -> No
     >>> weight.sparsity(lw=True)
     >>> weight.describe(lw=True, include_keys=["name", "sparsity"])
 
-    The function takes a tensor and gives a number. For a whole state it is given all elements in one flat tensor, which
-    is a copy of them.
+    The function takes a tensor and returns a number. For a whole state it gets a copy of all elements as one flat
+    tensor.
     """
     from astray.state.state_dict import StateDict
 
     known = REDUCTIONS.get(name)
     if not name.isidentifier() or (known is None and hasattr(StateDict, name)) or (known and known.own is None):
-        raise ValueError(f"{name!r} cannot be the name of a reduction: it is taken, or no word. Choose another.")
+        raise ValueError(f"{name!r} cannot be the name of a reduction: it is taken, or not a word. Choose another.")
     REDUCTIONS[name] = Reduction(name, own=function)
 
 
 def norm_reduction(p: float) -> Reduction:
     """The p-norm; 1, 2 and the infinite ones need no sum of powers."""
     power = None if p in (0, 1, 2) or math.isinf(p) else p
-    return Reduction(f"norm{p:g}", lambda found: norm_of(found, p), power)
+    return Reduction(f"norm{p:g}", lambda measured: norm_of(measured, p), power)
 
 
 def reduce(
@@ -176,12 +176,12 @@ def reduce(
     if any(reduction.formula is not None for reduction in reductions):
         exponents = {reduction.power for reduction in reductions if reduction.power is not None}
         names = [name for members in groups.values() for name in members]
-        measured = measure(state.source, names, sorted(exponents), own.look if own.wanted else None)
+        measured = measure(state.source, names, sorted(exponents), own.visit if own.wanted else None)
         united = {label: unite([measured[name] for name in members]) for label, members in groups.items()}
     own.finish(state)
     return [
         [
-            reduction.formula(united[label]) if reduction.formula is not None else own.found[reduction.name, label]
+            reduction.formula(united[label]) if reduction.formula is not None else own.results[reduction.name, label]
             for label in groups
         ]
         for reduction in reductions
@@ -189,22 +189,22 @@ def reduce(
 
 
 class CustomResults:
-    """What functions of the user's give for each group: of one tensor while it is read anyway, of several later."""
+    """The results of the user's functions for each group: of one tensor while it is measured, of several afterwards."""
 
     def __init__(self, wanted: Sequence[Reduction], groups: Mapping[str, Sequence[str]]) -> None:
         self.wanted = wanted
-        self.found: dict[tuple[str, str], float] = {}
+        self.results: dict[tuple[str, str], float] = {}
         self._groups = groups
         self._single = {names[0]: label for label, names in groups.items() if len(names) == 1}
 
-    def look(self, name: str, value: Value) -> None:
+    def visit(self, name: str, value: Value) -> None:
         if name in self._single:
             self._call(self._single[name], value)
 
     def finish(self, state: StateMapping) -> None:
         if self.wanted:
             for label, names in self._groups.items():
-                if (self.wanted[0].name, label) not in self.found:
+                if (self.wanted[0].name, label) not in self.results:
                     values = [state[name] for name in names]
                     self._call(label, values[0] if len(values) == 1 else flat_tensor(values))
 
@@ -213,7 +213,7 @@ class CustomResults:
         for name, _, _, function in self.wanted:
             assert function is not None
             try:
-                self.found[name, label] = float(function(tensor))
+                self.results[name, label] = float(function(tensor))
             except Exception as error:
                 raise StateError(f"The reduction {name!r} failed for {label!r}: {error}") from error
 
@@ -228,7 +228,7 @@ def flat_tensor(values: Sequence[Value]) -> torch.Tensor:
 
 
 class Statistic:
-    """A method of states that is a reduction; what it takes is the same for all of them."""
+    """A method of states that is a reduction; all have the same arguments."""
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -240,12 +240,12 @@ class Statistic:
     @overload
     def __get__(self, state: None, owner: type) -> Statistic: ...
     @overload
-    def __get__(self, state: Reductions, owner: type) -> Bound: ...
-    def __get__(self, state: Reductions | None, owner: type) -> Statistic | Bound:
-        return self if state is None else Bound(state, REDUCTIONS[self._name])
+    def __get__(self, state: Reductions, owner: type) -> BoundReduction: ...
+    def __get__(self, state: Reductions | None, owner: type) -> Statistic | BoundReduction:
+        return self if state is None else BoundReduction(state, REDUCTIONS[self._name])
 
 
-class Bound:
+class BoundReduction:
     """A reduction of one state, to be called."""
 
     def __init__(self, state: Reductions, reduction: Reduction) -> None:
@@ -306,19 +306,19 @@ class Reductions(StateMapping):
     def numel(self, lw: bool = False, pattern: Pattern | None = None) -> int | StateDict:
         """The number of elements. Nothing is read for it."""
         counts = {name: self.spec(name).numel for name in matching(self, pattern)}
-        return self._made(counts, f"{self.name}_stat") if lw else sum(counts.values())
+        return self._with_values(counts, f"{self.name}_stat") if lw else sum(counts.values())
 
     def apply_reduction(
         self, function: Callable[[torch.Tensor], Any], *, lw: bool = False, pattern: Pattern | None = None
     ) -> float | StateDict:
-        """What a function of yours makes of all elements in one flat tensor, or of each tensor."""
+        """The result of a function of yours for all elements in one flat tensor, or for each tensor."""
         return self._reduced(Reduction(getattr(function, "__name__", "reduction"), own=function), lw, pattern, None)
 
-    def __getattr__(self, name: str) -> Bound:
+    def __getattr__(self, name: str) -> BoundReduction:
         reduction = REDUCTIONS.get(name)
         if reduction is None:
             raise AttributeError(f"A state has no {name!r}. Add a statistic of your own with register_reduction.")
-        return Bound(self, reduction)
+        return BoundReduction(self, reduction)
 
     def _reduced(
         self, reduction: Reduction, lw: bool, pattern: Pattern | None, group: Pattern | None
@@ -328,4 +328,4 @@ class Reductions(StateMapping):
             return reduce(self, [reduction], {self.name: names})[0][0]
         groups = {name: [name] for name in names} if group is None else grouped(names, group)
         results = reduce(self, [reduction], groups)[0]
-        return self._made(dict(zip(groups, results, strict=True)), f"{self.name}_stat")
+        return self._with_values(dict(zip(groups, results, strict=True)), f"{self.name}_stat")

@@ -1,7 +1,7 @@
 """Where states come from: a model's weights and gradients, an optimizer's states, any mapping, activations.
 
-Without `clone` a state of weights or optimizer states shares memory and follows the training. Gradients are let go of
-by `zero_grad`, so a state of them keeps those it found. Activations are filled in by hooks until `remove()`.
+Without `clone` a state of weights or optimizer states shares memory and follows the training. `zero_grad` drops
+gradients, so a state of them keeps those it was made of. Activations are filled in by hooks until `remove()`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from astray.errors import StateError
-from astray.state.base import UNNAMED
+from astray.state.mapping import UNNAMED, Lazy
 from astray.state.naming import Pattern, matching, warn
 from astray.state.state_dict import StateDict
-from astray.state.values import Lazy
 from astray.wording import counted
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ def from_state_dict(
     pattern: only names that this regular expression matches, from the first character on.
     clone: copy the values; otherwise they are shared, and follow what writes to them.
     device, dtype: where to move them and what to convert them to.
-    name: what tables call the state.
-    unwrap: drop what DDP, FSDP and torch.compile put in front of names.
+    name: the name of the state in tables.
+    unwrap: drop the parts of names that DDP, FSDP and torch.compile add.
 
     A lazy mapping, such as a checkpoint, stays lazy.
     """
@@ -58,8 +57,8 @@ def from_state_dict(
         else:
             others[key] = type(value).__name__
     if others:
-        told = ", ".join(f"{key!r} ({kind})" for key, kind in list(others.items())[:4])
-        warn(f"{counted(len(others), 'entry')} that are neither tensors nor numbers were left out: {told}.")
+        listed = ", ".join(f"{key!r} ({kind})" for key, kind in list(others.items())[:4])
+        warn(f"{counted(len(others), 'entry')} that are neither tensors nor numbers were left out: {listed}.")
     return _finished(StateDict(tensors), pattern, clone, device, dtype, name or UNNAMED, unwrap)
 
 
@@ -103,15 +102,14 @@ def from_grad(
     >>> loss.backward()
     >>> grad = astray.state.from_grad(model, clone=True)
 
-    Parameters without a gradient are left out, and a warning tells which, unless they are not trained. Zeros in their
-    place would look like gradients that vanished.
+    Parameters without a gradient are left out, and a warning names those that are trained. Zeros in their place would
+    look like gradients that vanished.
     """
     trained = {key: value.grad for key, value in _named_parameters(model) if value.requires_grad}
     wanted = matching(trained, pattern)
-    found = {key: grad for key in wanted if (grad := trained[key]) is not None}
-    _tell_of_missing(wanted, found)
-    # What the pattern leaves out was told above, once.
-    return _finished(StateDict(found), None, clone, device, dtype, name or f"{_class(model)}_grads", unwrap)
+    gradients = {key: grad for key in wanted if (grad := trained[key]) is not None}
+    _warn_of_missing(wanted, gradients)
+    return _finished(StateDict(gradients), None, clone, device, dtype, name or f"{_class(model)}_grads", unwrap)
 
 
 def from_optimizer_state(
@@ -133,11 +131,11 @@ def from_optimizer_state(
     Parameters that the optimizer has no state for are left out.
     """
     states = {key: optimizer.state[value] for key, value in _named_parameters(model) if value in optimizer.state}
-    found = {key: state[optimizer_key] for key, state in states.items() if state.get(optimizer_key) is not None}
-    if not found:
+    values = {key: state[optimizer_key] for key, state in states.items() if state.get(optimizer_key) is not None}
+    if not values:
         raise StateError(_no_state(optimizer, states.values(), optimizer_key))
     name = name or f"{_class(model)}_{optimizer_key}"
-    return _finished(StateDict(found), pattern, clone, device, dtype, name, unwrap)
+    return _finished(StateDict(values), pattern, clone, device, dtype, name, unwrap)
 
 
 def from_together(
@@ -155,12 +153,12 @@ def from_together(
 
     >>> weight, grad, (m, v) = astray.state.from_together(model, optimizer, ["exp_avg", "exp_avg_sq"])
 
-    After `zero_grad()` there are no gradients: then theirs is an empty state, and a warning says so.
+    After `zero_grad()` there are no gradients: their state is empty then, and a warning says so.
     """
     keys = [optimizer_keys] if isinstance(optimizer_keys, str) else (optimizer_keys or [])
-    given: dict[str, Any] = {"clone": clone, "device": device, "dtype": dtype, "unwrap": unwrap}
-    states = [from_optimizer_state(model, optimizer, key, pattern, **given) for key in keys]
-    return from_weight(model, pattern, **given), from_grad(model, pattern, **given), states
+    options: dict[str, Any] = {"clone": clone, "device": device, "dtype": dtype, "unwrap": unwrap}
+    states = [from_optimizer_state(model, optimizer, key, pattern, **options) for key in keys]
+    return from_weight(model, pattern, **options), from_grad(model, pattern, **options), states
 
 
 def _finished(
@@ -172,7 +170,7 @@ def _finished(
     name: str | None,
     unwrap: bool,
 ) -> StateDict:
-    """What every source does with what it found."""
+    """The state with the options that all sources have."""
     if unwrap:
         state = state.unwrap()
     if pattern is not None:
@@ -184,30 +182,30 @@ def _finished(
     return state if name is None else state.set_name(name)
 
 
-def _tell_of_missing(wanted: Sequence[str], found: Mapping[str, Any]) -> None:
-    missing = [key for key in wanted if key not in found]
+def _warn_of_missing(wanted: Sequence[str], gradients: Mapping[str, Any]) -> None:
+    missing = [key for key in wanted if key not in gradients]
     if not missing:
         return
-    if not found:
+    if not gradients:
         warn(
             f"None of {counted(len(wanted), 'parameter')} has a gradient: before the first backward(), and after "
             "zero_grad(), there are none. The state of gradients is empty; take it between backward() and zero_grad()."
         )
         return
-    told = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    warn(f"{len(missing)} of {counted(len(wanted), 'parameter')} have no gradient and were left out: {told}.")
+    listed = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    warn(f"{len(missing)} of {counted(len(wanted), 'parameter')} have no gradient and were left out: {listed}.")
 
 
 def _no_state(optimizer: torch.optim.Optimizer, states: Iterable[Mapping[Any, Any]], key: str | None) -> str:
-    """Why there is nothing under a key."""
+    """Why an optimizer has no state under a key."""
     kind = type(optimizer).__name__
     if not optimizer.state:
         return f"{kind} has no state yet: it has it after the first step()."
     keys = list(dict.fromkeys(str(each) for state in states for each in state))
     if not keys:
         return f"{kind} has states, but for none of this model's parameters. Is it the model that it trains?"
-    asked = "Say which state" if key is None else f"{kind} keeps no {key!r} for this model's parameters"
-    return f"{asked}: it keeps {', '.join(keys)}."
+    problem = "Say which state" if key is None else f"{kind} keeps no {key!r} for this model's parameters"
+    return f"{problem}: it keeps {', '.join(keys)}."
 
 
 def _class(model: nn.Module) -> str:
@@ -227,14 +225,14 @@ def _named_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 ROOT = "<root>"
-"""What the model itself is called, whose own name is empty."""
+"""The key of the model itself, whose own name is empty."""
 
 
 class Activations(StateDict):
     """The outputs of a model's modules, in the order they were made; empty until the model has run.
 
-    The hooks are there until `remove()`, or the end of a `with`; what they saw stays after that. A forward of the whole
-    model begins anew. A module that it calls several times has each result: `relu`, `relu#1`, `relu#2`.
+    The hooks remain until `remove()`, or the end of a `with`; the recorded values stay after that. Each forward of the
+    whole model clears them. A module that it calls several times has each result: `relu`, `relu#1`, `relu#2`.
 
     root: the key of the model itself.
     """
@@ -250,11 +248,11 @@ class Activations(StateDict):
         modules = {module_name or root: module for module_name, module in model.named_modules()}
         self._handles = [model.register_forward_pre_hook(self._begin)]
         for module_name in matching(modules, pattern):
-            self._handles.append(modules[module_name].register_forward_hook(self._seen(module_name)))
+            self._handles.append(modules[module_name].register_forward_hook(self._hook_of(module_name)))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
 
     def remove(self) -> None:
-        """Take the hooks off the model. What was seen stays."""
+        """Removes the hooks from the model. The recorded values stay."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -274,12 +272,12 @@ class Activations(StateDict):
         if not recomputing():
             self._calls = None
 
-    def _seen(self, module_name: str) -> Any:
+    def _hook_of(self, module_name: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             if recomputing():  # activation checkpointing runs it again, with the same result
                 return
             for path, tensor in tensors_in(self._numbered(module_name), output):
-                self._take(path, tensor)
+                self._record(path, tensor)
 
         return hook
 
@@ -291,7 +289,7 @@ class Activations(StateDict):
         self._calls[module_name] = number + 1
         return f"{module_name}#{number}" if number else module_name
 
-    def _take(self, path: str, tensor: torch.Tensor) -> None:
+    def _record(self, path: str, tensor: torch.Tensor) -> None:
         self[path] = tensor.detach().clone() if self._clone else tensor.detach()
 
 
@@ -313,14 +311,14 @@ class ActivationGradients(Activations):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._values, key=self._order.__getitem__))  # they arrive from the last to the first
 
-    def _take(self, path: str, tensor: torch.Tensor) -> None:
+    def _record(self, path: str, tensor: torch.Tensor) -> None:
         if not tensor.requires_grad:
             return
         order = self._order
         order[path] = len(order)
 
         def arrived(gradient: torch.Tensor) -> None:
-            if order is self._order and self._handles:  # neither of an earlier forward, nor after `remove`
+            if order is self._order and self._handles:  # not for an earlier forward, nor after `remove`
                 self[path] = gradient.detach().clone() if self._clone else gradient.detach()
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
@@ -329,7 +327,7 @@ class ActivationGradients(Activations):
 def from_activation(
     model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> Activations:
-    """A state of what the modules of a model give, filled by each forward pass until it is removed.
+    """A state of the outputs of a model's modules, filled by each forward pass until it is removed.
 
     >>> with astray.state.from_activation(model) as acts:
     ...     model(batch)
@@ -338,7 +336,7 @@ def from_activation(
     Tuples, dicts and dataclasses are taken apart: `encoder.0`, `head.logits`. The model itself is `<root>`.
 
     pattern: only modules whose names this regular expression matches, from the first character on.
-    clone: copy each output at once; otherwise an operation in place that follows changes what is seen.
+    clone: copy each output at once; otherwise a later operation in place changes the recorded value.
     """
     return Activations(model, pattern, clone, name)
 
@@ -346,7 +344,7 @@ def from_activation(
 def from_activation_grad(
     model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> ActivationGradients:
-    """A state of the gradients of what `from_activation` sees, filled by each backward pass until it is removed.
+    """A state of the gradients of what `from_activation` records, filled by each backward pass until it is removed.
 
     >>> with astray.state.from_activation_grad(model) as grads:
     ...     loss(model(batch)).backward()

@@ -1,22 +1,27 @@
-"""`StateDict`: weights, gradients, optimizer states, activations or statistics of a model, to compute with."""
+"""`StateDict`: weights, gradients, optimizer states, activations or statistics of a model, to compute with.
+
+Also its files: what `save` writes and `load_state` reads. No pickle is ever executed.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astray.errors import StateError
+from astray.errors import CheckpointError, StateError
 from astray.state.algebra import Algebra
 from astray.state.describe import StatisticsTable, described
-from astray.state.measuring import is_shared_out
-from astray.state.naming import Pattern, matching, unwrapped_names
+from astray.state.mapping import Computed, StateMapping, Value, ValueSpec, spec_of
+from astray.state.measuring import is_sharded
+from astray.state.naming import Pattern, matching, unwrapped_names, warn
 from astray.state.plots import Plots
 from astray.state.reductions import Reductions, flat_tensor
-from astray.state.values import Computed, Value, ValueSpec, spec_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,8 +77,8 @@ class StateDict(Algebra, Reductions, Plots):
             return value.to(device=device, dtype=dtype) if isinstance(value, torch.Tensor) else value
 
         def spec(name: str) -> ValueSpec:
-            found = spec_of(values, name)
-            return found._replace(dtype=found.dtype and (dtype or found.dtype))
+            own = spec_of(values, name)
+            return own._replace(dtype=own.dtype and (dtype or own.dtype))
 
         if self.lazy:
             self._values = Computed(values, lambda name: moved(values[name]), spec)
@@ -84,7 +89,7 @@ class StateDict(Algebra, Reductions, Plots):
 
     def unwrap(self) -> StateDict:
         """The same values under the model's own names: without `module.`, `_orig_mod.` and the like of wrappers."""
-        return self._made(self._picked(unwrapped_names(self)), self.name)
+        return self._with_values(self._renamed(unwrapped_names(self)), self.name)
 
     def flatten(self, pattern: Pattern | None = None) -> torch.Tensor:
         """All elements in one flat tensor: a copy, made anew each time. No statistic needs it."""
@@ -101,9 +106,7 @@ class StateDict(Algebra, Reductions, Plots):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the values to a file: `.safetensors`, or any other name for what `torch.load` reads."""
-        from astray.state.files import save
-
-        save(self, path)
+        _save(self, Path(path))
 
     def describe(
         self,
@@ -151,8 +154,89 @@ class StateDict(Algebra, Reductions, Plots):
 
     def _heading(self) -> str:
         norm = "unread"
-        # A look costs neither the reading of a whole checkpoint nor an exchange with other processes, and never fails.
-        if not self.lazy and not any(map(is_shared_out, self._values.values())):
+        # A repr reads no checkpoint, communicates with no process, and never fails.
+        if not self.lazy and not any(map(is_sharded, self._values.values())):
             with suppress(StateError):
                 norm = f"{self.norm2():.4g}"
         return f"{self.name}[L2={norm}, Numel={self.numel():,}, device={self.device}, dtype={self.dtype}]"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _save(state: StateMapping, target: Path) -> None:
+    """Writes a state: the complete file or none."""
+    values = {name: _compact(value) if isinstance(value := state[name], torch.Tensor) else value for name in state}
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        if target.suffix == ".safetensors":
+            _save_safetensors(values, draft)
+        else:
+            torch.save(values, draft)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _save_safetensors(values: dict[str, torch.Tensor | float], path: Path) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise StateError("A .safetensors file needs the package safetensors. Save as .pt instead.") from None
+    numbers = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
+    if numbers:
+        raise StateError(f"A .safetensors file holds tensors only; {numbers[0]!r} is a number. Save as .pt instead.")
+    # Names that share memory, such as tied weights, are refused there: every tensor gets its own.
+    own = {name: value.contiguous().clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
+    try:
+        save_file(own, path)
+    except KeyError as error:  # which dtypes it knows depends on its version
+        raise StateError(f"A .safetensors file cannot hold tensors of {error}. Save as .pt instead.") from None
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a part of a larger tensor, which would be saved with all of the larger one."""
+    whole = tensor.untyped_storage().nbytes()
+    return tensor.clone() if whole > tensor.numel() * tensor.element_size() else tensor
+
+
+def load_state(path: str | os.PathLike[str], name: str | None = None) -> StateDict:
+    """Read a state, or any checkpoint, tensor by tensor as it is needed.
+
+    >>> before = astray.state.load_state("step1000.pt")
+    >>> (astray.state.from_weight(model) - before).describe(lw=True)
+
+    A file of `StateDict.save`, a `.pt` with a flat dict of tensors, safetensors, a folder of a distributed or Hugging
+    Face checkpoint. `clone()` loads all of it.
+    """
+    from astray import checkpoints
+
+    name = name or Path(path).stem
+    try:
+        checkpoint = checkpoints.open(path)
+    except CheckpointError:  # a file without tensors is not a checkpoint
+        numbers = _numbers(Path(path))
+        if numbers is None:
+            raise
+        return StateDict(numbers, name=name)
+    for key, what in checkpoint.unread.items():
+        warn(f"{path} has {key!r}, which is not read: {what}.")
+    return StateDict(checkpoint, name=name)
+
+
+def _numbers(path: Path) -> dict[str, float] | None:
+    """A saved state of numbers, as layer-wise statistics are; None if the file is anything else."""
+    if not path.is_file():
+        return None
+    try:
+        values = torch.load(path, weights_only=True)
+    except Exception:  # noqa: BLE001 - a broken file may raise anything, and the first error says more
+        return None
+    if not isinstance(values, dict) or not all(map(_is_number, values.values())):
+        return None
+    return values
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold: an integer in a file has no upper limit."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)

@@ -26,7 +26,7 @@ from astray.wording import counted
 
 
 class RankSource(Protocol):
-    """What a format must offer for one rank. The two tables have the columns of docs/format.md."""
+    """What a format must offer for one rank. The two tables have the columns of docs/reference/format.md."""
 
     end: End | None
     problems: list[str]  # found on opening

@@ -22,7 +22,7 @@ from astray.safe_text import check_depth
 from astray.store import safe_paths as enclosure
 
 FORMAT = 4
-"""The format version this astray writes. docs/format.md has the history."""
+"""The format version this astray writes. docs/reference/format.md has the history."""
 
 
 class Flight(msgspec.Struct, kw_only=True):

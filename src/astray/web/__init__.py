@@ -1,19 +1,17 @@
 """What the page shows: documents made of a comparison or of one run, a local server for them, and the one-file report.
 
-views.py         a comparison or a run as the page looks at it
-columns.py       the tables that the page sorts and filters
+views.py         a comparison or a run as the page needs it
+columns.py       the tables that the page sorts and filters; which rows are of one call, and which call is in which
 overview.py      the answer, with its evidence
 detail.py        everything about one row
-contrasting.py   histograms, heat maps and the worst elements of one pair
+pair_values.py   histograms, heat maps and the worst elements of one pair
 elements.py      the kept values of one tensor, block by block
-calls.py         which rows are of one call, and which call lies in which
 wire.py          documents as JSON, columns as raw numbers
-run_list.py      the runs that were given, and the session
+run_list.py      the runs that the page may open, and the session document
 options.py       the options of a comparison that the page may set, checked
-workspace.py     what is open, and the work under way
+workspace.py     what is open, and the job under way
 server.py        the local server
-safety.py        token, host names, sizes and headers of requests
-connections.py   slow connections do not keep others out
+safety.py        token, host names, sizes and headers of requests; slow connections do not keep others out
 index.py         the built page, and the HTML around it
 onefile.py       a comparison as one HTML file
 

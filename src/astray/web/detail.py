@@ -1,7 +1,7 @@
-"""Everything about one row: its numbers on both sides, its values, the line that made it, and where to go from it.
+"""Everything about one row: its numbers on both sides, its values, the line that made it, and links to other rows.
 
 Reads a view and, through `elements`, the kept values: both sides compared, or one side alone. Feeds the page. `lacking`
-names what is missing, and which setting would have kept it.
+in the document names what is missing, and which setting would have kept it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from astray.formatting import figures
 from astray.graph import graph_of
 from astray.records import Frame, Statistics
 from astray.safe_text import read_plain
-from astray.web.contrasting import ContrastDocument, contrast, describe
 from astray.web.elements import Elements
 from astray.web.overview import frame_of
+from astray.web.pair_values import ValueCharts, compare_values, describe_values
 from astray.web.views import ComparisonView, ResultView, RunView, TensorRef
 from astray.web.wire import Document
 
@@ -35,7 +35,7 @@ DEEPEST = 50
 """Characters and levels of a call's arguments that are shown."""
 
 MOST_LINKS = 12
-"""Links that are listed for one tensor; a learning rate or a mask may be taken by hundreds of calls."""
+"""The most links of one tensor; a learning rate or a mask may be an input of hundreds of calls."""
 
 _JUDGED = {
     "error": "The largest relative error: `astray help metrics`.",
@@ -59,24 +59,24 @@ def detail_of(view: ResultView, row: int) -> Document:
 
 def _of_pair(view: ComparisonView, row: int) -> Document:
     place = TensorPlace.of(view.pairs, row)
-    one, other = view.sides(row)
-    values, found, lacking = values_of(one, other)
+    reference, candidate = view.sides(row)
+    values, charts, lacking = values_of(reference, candidate)
     return {
         **_about(view, row),
         "verdict": place.verdict,
         "reason": place.reason or None,
         "sentence": f"{place.full}: {place.verdict}{_off(view, row, place)}.",
         "metrics": list(_metrics(view, row)),
-        "statistics": list(_statistics(one, other)),
-        **_parts(found),
+        "statistics": list(_statistics(reference, candidate)),
+        **_chart_documents(charts),
         "values": values,
         "lacking": lacking,
     }
 
 
 def _of_tensor(view: RunView, row: int) -> Document:
-    one, _ = view.sides(row)
-    values, found, lacking = values_of(one, None, alone=True)
+    tensor, _ = view.sides(row)
+    values, charts, lacking = values_of(tensor, None, alone=True)
     cells = {name: view.cell(name, row) for name in KEY if name not in ("rank", "kind")}
     place = TensorPlace(**(cells | {"path": cells["path"] or ""}), verdict="", error=math.nan, reason="")
     return {
@@ -85,27 +85,30 @@ def _of_tensor(view: RunView, row: int) -> Document:
         "reason": None,
         "sentence": f"{place.full}.",
         "metrics": [],
-        "statistics": list(_statistics(one, None)),
-        **_parts(found),
+        "statistics": list(_statistics(tensor, None)),
+        **_chart_documents(charts),
         "values": values,
         "lacking": lacking,
     }
 
 
 def _about(view: ResultView, row: int) -> Document:
-    """What the details of pairs and of tensors share: the key, the call, its line, and where to go."""
-    one, other = view.sides(row)
-    teller = one or other
-    assert teller is not None, "a row is in one of the runs"
-    stack = _stack(teller)
+    """What the details of pairs and of tensors share: the key, the call, its line, and links to other rows."""
+    reference, candidate = view.sides(row)
+    tensor = reference or candidate
+    assert tensor is not None, "a row is in one of the runs"
+    stack = _stack(tensor)
+    args, args_b = _arguments(tensor), None
+    if reference is not None and candidate is not None and _arguments(candidate) != args:
+        args_b = _arguments(candidate)
     number = int(view.calls.of_row[row])
     return {
         "row": row,
         "key": {name: view.cell(name, row) for name in KEY},
         "source": frame_of(stack[0] if stack else None),
         "stack": [frame_of(frame) for frame in stack],
-        "args": _arguments(teller),
-        "args_b": None if one is None or other is None or _arguments(one) == _arguments(other) else _arguments(other),
+        "args": args,
+        "args_b": args_b,
         "call": {"rows": view.calls.rows(number)},
         **{name: neighbour(view, number, step) for name, step in _NEIGHBOURS.items()},
         **links_of(view, row),
@@ -122,15 +125,16 @@ def neighbour(view: ResultView, call: int, step: int) -> int | None:
 
 
 def links_of(view: ResultView, row: int) -> Document:
-    """The rows that made the tensor of a row, and those that take it or pass it on."""
-    side, tensor = next((at, one) for at, one in enumerate(view.sides(row)) if one is not None)
-    graph, here = graph_of(tensor.rank), tensor.row
-    made, shown = int(graph.maker[here]), graph.sightings(here)
-    shares = graph.contributors(here).tolist() if made < 0 and graph.takes[here] else []
-    links = {
-        "producers": shares if made < 0 else [one for one in [made] if one != here],
-        "consumers": shown[(shown > here) & (graph.call_rows[shown] != graph.call_rows[here])].tolist(),
-    }
+    """Links to the rows that made the tensor of a row, and to later rows of the same value in other calls."""
+    side, tensor = next((side, tensor) for side, tensor in enumerate(view.sides(row)) if tensor is not None)
+    graph, own = graph_of(tensor.rank), tensor.row
+    maker, sightings = int(graph.maker[own]), graph.sightings(own)
+    if maker >= 0:
+        producers = [maker] if maker != own else []
+    else:
+        producers = graph.contributors(own).tolist() if graph.takes[own] else []
+    is_consumer = (sightings > own) & (graph.call_rows[sightings] != graph.call_rows[own])
+    links = {"producers": producers, "consumers": sightings[is_consumer].tolist()}
     return {
         name: [
             {"row": to, "sentence": _named(view, to)} for to in view.rows_of(side, tensor.rank.rank, rows[:MOST_LINKS])
@@ -157,25 +161,25 @@ def _stack(tensor: TensorRef) -> list[Frame]:
 
 
 def _arguments(tensor: TensorRef) -> Any:
-    """The arguments of the call that are not tensors, as a structure; as a text where that cannot be read."""
+    """The arguments of the call that are not tensors, as a structure; as text where they cannot be parsed."""
     text = tensor.rank.calls["args"][tensor.call]
     if text is None:
         return None
     try:
-        return _shallow(read_plain(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+        return _truncated(read_plain(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     except ValueError:
         return text
 
 
-def _shallow(value: Any, deepest: int) -> Any:
-    """A structure with what lies too deep in it left out."""
+def _truncated(value: Any, depth: int) -> Any:
+    """A structure without what is nested too deep in it."""
     if not isinstance(value, list | dict):
         return value
-    if not deepest:
+    if not depth:
         return "…"
     if isinstance(value, list):
-        return [_shallow(item, deepest - 1) for item in value]
-    return {name: _shallow(item, deepest - 1) for name, item in value.items()}
+        return [_truncated(item, depth - 1) for item in value]
+    return {name: _truncated(item, depth - 1) for name, item in value.items()}
 
 
 def _off(view: ComparisonView, row: int, place: TensorPlace) -> str:
@@ -197,11 +201,11 @@ def _off(view: ComparisonView, row: int, place: TensorPlace) -> str:
 
 
 def _metrics(view: ComparisonView, row: int) -> Iterator[Document]:
-    """All that was measured between the two, each with what it means."""
+    """Everything measured between the two, each with its meaning."""
     for name, meaning in _JUDGED.items():
         yield _metric(name, float(view.pairs.numbers(name)[row]), meaning)
-    own = [name for name in view.pairs.names if name not in COLUMNS]
-    for name in (*METRICS, *SLICES, *BOUNDS, *own):
+    custom = [name for name in view.pairs.names if name not in COLUMNS]
+    for name in (*METRICS, *SLICES, *BOUNDS, *custom):
         value = float(view.pairs.numbers(name)[row])
         if not math.isnan(value):
             yield _metric(name, value, _help(name))
@@ -226,11 +230,11 @@ def _help(name: str) -> str:
     return "A metric that was asked for." if metric is None else (metric.__doc__ or "").partition("\n")[0]
 
 
-def _statistics(one: TensorRef | None, other: TensorRef | None) -> Iterator[Document]:
+def _statistics(reference: TensorRef | None, candidate: TensorRef | None) -> Iterator[Document]:
     """The recorded rows side by side."""
-    left, right = ({} if side is None else side.cells() for side in (one, other))
+    rows = [{} if side is None else side.cells() for side in (reference, candidate)]
     for name in (*_FORM, *STATISTICS):
-        cells = [_cell(name, side.get(name)) for side in (left, right)]
+        cells = [_cell(name, row.get(name)) for row in rows]
         if cells != [None, None]:
             yield {"name": name, "a": cells[0], "b": cells[1]}
 
@@ -245,8 +249,8 @@ def _cell(name: str, value: Any) -> Any:
     return None if isinstance(value, int) and not isinstance(value, bool) and value < 0 else value
 
 
-def _parts(found: ContrastDocument | None) -> Document:
-    return found._asdict() if found is not None else {"histograms": None, "worst": [], "heat": None}
+def _chart_documents(charts: ValueCharts | None) -> Document:
+    return charts._asdict() if charts is not None else {"histograms": None, "worst": [], "heat": None}
 
 
 # -- kept values -------------------------------------------------------------------------------------------------------
@@ -257,54 +261,58 @@ _WITHOUT_VALUES = "Record with keep='tensors' to see histograms, the worst eleme
 
 
 class ValueDocument(NamedTuple):
-    """What was kept of a row (all, a slice, a sample, or what else is known), what that shows, and what is lacking."""
+    """What was kept of a row (all, a slice, a sample, or what else is known), its charts, and what is lacking."""
 
     kept: str
-    found: ContrastDocument | None
+    charts: ValueCharts | None
     lacking: str | None
 
 
-def values_of(one: TensorRef | None, other: TensorRef | None, alone: bool = False) -> ValueDocument:
-    """What the values of a row show. `alone`: there is only one run, so that nothing is missing on the other side."""
+def values_of(reference: TensorRef | None, candidate: TensorRef | None, alone: bool = False) -> ValueDocument:
+    """The values of a row. alone: there is only one run, so that nothing is missing on the other side."""
+    tensors = (reference, candidate)
     try:
-        sides = [None if side is None else Elements.read(side.rank, side.row) for side in (one, other)]
-        return _compared(sides[0], sides[1], (one, other), alone)
+        sides = [None if tensor is None else Elements.read(tensor.rank, tensor.row) for tensor in tensors]
+        return _compared(sides[0], sides[1], tensors, alone)
     except RunError as error:
-        return ValueDocument(_recorded(one or other), None, str(error))
+        return ValueDocument(_recorded(reference or candidate), None, str(error))
 
 
 def _compared(
-    left: Elements | None, right: Elements | None, tensors: tuple[TensorRef | None, TensorRef | None], alone: bool
+    reference: Elements | None,
+    candidate: Elements | None,
+    tensors: tuple[TensorRef | None, TensorRef | None],
+    alone: bool,
 ) -> ValueDocument:
-    if left is not None and right is not None:
-        common = left.kept.both(right.kept)
-        one, other = left.narrowed(common), right.narrowed(common)
-        if one.size == other.size and one.complex == other.complex and one.kept == other.kept:
-            return ValueDocument(_kept(one), contrast(one, other), _partial(one))
-        return ValueDocument(_kept(left), _one_sided(left, 0), _apart(left, right))
-    there = left or right
-    if there is None:
+    if reference is not None and candidate is not None:
+        common = reference.kept.both(candidate.kept)
+        left, right = reference.narrowed(common), candidate.narrowed(common)
+        if left.size == right.size and left.complex == right.complex and left.kept == right.kept:
+            return ValueDocument(_kept(left), compare_values(left, right), _partial(left))
+        return ValueDocument(_kept(reference), _one_sided(reference, 0), _why_not_comparable(reference, candidate))
+    values = reference or candidate
+    if values is None:
         return ValueDocument(_recorded(tensors[0] or tensors[1]), None, f"No values were kept. {_WITHOUT_VALUES}")
-    side = 0 if left is not None else 1
+    side = 0 if reference is not None else 1
     if alone:
-        return ValueDocument(_kept(there), _one_sided(there, side), _partial(there))
+        return ValueDocument(_kept(values), _one_sided(values, side), _partial(values))
     missing = _SIDES[1 - side]
     why = f"The {missing} has no such tensor." if tensors[1 - side] is None else f"The {missing} kept no values."
-    return ValueDocument(_kept(there), _one_sided(there, side), f"{why} What is shown is the {_SIDES[side]} alone.")
+    return ValueDocument(_kept(values), _one_sided(values, side), f"{why} What is shown is the {_SIDES[side]} alone.")
 
 
-def _one_sided(values: Elements, side: int) -> ContrastDocument:
-    """One side alone, in the place of its side."""
-    found = describe(values)
+def _one_sided(values: Elements, side: int) -> ValueCharts:
+    """The charts of one side alone."""
+    charts = describe_values(values)
     if side == 0:
-        return found
+        return charts
     swapped = {"a": "b", "b": "a"}
-    worst = [{swapped.get(name, name): value for name, value in one.items()} for one in found.worst]
-    shown = None
-    if found.histograms is not None:
-        shown = {swapped.get(name, name): value for name, value in found.histograms.items()}
-        shown["nonfinite"] = {swapped.get(name, name): value for name, value in shown["nonfinite"].items()}
-    return ContrastDocument(shown, worst, found.heat)
+    worst = [{swapped.get(name, name): value for name, value in element.items()} for element in charts.worst]
+    histograms = None
+    if charts.histograms is not None:
+        histograms = {swapped.get(name, name): value for name, value in charts.histograms.items()}
+        histograms["nonfinite"] = {swapped.get(name, name): value for name, value in histograms["nonfinite"].items()}
+    return ValueCharts(histograms, worst, charts.heat)
 
 
 def _kept(values: Elements) -> str:
@@ -317,13 +325,14 @@ def _partial(values: Elements) -> str | None:
     return None if values.kept.part is None else f"Only the slice [{values.kept.part}] was kept and is shown."
 
 
-def _apart(left: Elements, right: Elements) -> str:
-    """Why the values of two tensors cannot be laid side by side."""
-    if left.tensor != right.tensor:
-        shapes = " against ".join(figures.shape(side.tensor) for side in (left, right))
+def _why_not_comparable(reference: Elements, candidate: Elements) -> str:
+    """Why the values of two tensors cannot be compared."""
+    if reference.tensor != candidate.tensor:
+        shapes = " against ".join(figures.shape(side.tensor) for side in (reference, candidate))
         return f"The shapes differ, {shapes}: no element has a partner. What is shown is the reference alone."
-    if left.complex != right.complex:
-        return f"{left.dtype} against {right.dtype}: no number has a partner. What is shown is the reference alone."
+    if reference.complex != candidate.complex:
+        dtypes = f"{reference.dtype} against {candidate.dtype}"
+        return f"{dtypes}: no number has a partner. What is shown is the reference alone."
     return "Each run kept other values of this tensor. What is shown is the reference alone."
 
 

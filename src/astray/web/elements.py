@@ -1,7 +1,7 @@
 """The kept values of one tensor, block by block in float64, and which index each of them has in the tensor.
 
-Values lie on disk and are mapped, those of checkpoints are read as they come: a tensor is never in memory as a whole.
-A complex tensor is read as real numbers, with one more axis of length 2.
+Values on disk are memory-mapped, those of checkpoints are streamed: a tensor is never in memory as a whole. A complex
+tensor is read as real numbers, with one more axis of length 2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 1 << 18
 
 
 class Block(NamedTuple):
-    """A box of a tensor that is contiguous in row-major order: where it begins and how far it reaches."""
+    """A box of a tensor that is contiguous in row-major order."""
 
     origin: tuple[int, ...]
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Block]:
 class Elements:
     """What was kept of one tensor.
 
-    shape: of the kept values: of the tensor, of a slice of it, or the number of samples; a complex one has 2 behind it.
+    shape: of the kept values: of the tensor, of a slice of it, or the number of samples; followed by 2 if complex.
     tensor: the shape of the tensor itself.
     kept: which of its values these are.
     """
@@ -96,7 +96,7 @@ class Elements:
         return cls(values, dtype, shape, KeptSelection(tensors["part"][row], int(tensors.numbers("sampled")[row])))
 
     def narrowed(self, to: KeptSelection) -> Elements:
-        """Those of a selection that lies in this one."""
+        """The elements of a selection that is part of this one."""
         if to == self.kept or not isinstance(self._source, np.ndarray):
             return self
         return Elements(self.kept.narrow(self._source, to), self.dtype, self.tensor, to)
@@ -119,12 +119,12 @@ class Elements:
         stream = (self._decoded(block) for block in rank.blocks(row))
         rest = np.empty(0)
         for size in sizes:
-            parts, found = [rest], len(rest)
-            while found < size:
+            parts, count = [rest], len(rest)
+            while count < size:
                 parts.append(next(stream, np.empty(0)))
                 if not len(parts[-1]):
                     raise RunError(f"{self.tensor} values end too early.")
-                found += len(parts[-1])
+                count += len(parts[-1])
             whole = np.concatenate(parts)
             yield whole[:size]
             rest = whole[size:]
@@ -133,12 +133,12 @@ class Elements:
         return dtypes.widen(raw, self.dtype).reshape(-1)
 
     def index(self, flat: int) -> list[int]:
-        """Where in the tensor one of these numbers lies, of a complex one with 0 (real) or 1 (imaginary) behind it."""
-        place, *part = divmod(flat, 2) if self.complex else (flat,)
+        """The index in the tensor of one of these numbers; of a complex one followed by 0 (real) or 1 (imaginary)."""
+        position, *part = divmod(flat, 2) if self.complex else (flat,)
         shape = self.tensor if self.kept.part is None else Part.parse(self.kept.part).shape_of(self.tensor)
         if self.kept.sampled >= 0:
-            place = int(sample_positions(prod(shape), self.kept.sampled)[place])
-        index = [int(at) for at in np.unravel_index(place, shape)]
+            position = int(sample_positions(prod(shape), self.kept.sampled)[position])
+        index = [int(each) for each in np.unravel_index(position, shape)]
         if self.kept.part is not None:
             index = _in_tensor(index, Part.parse(self.kept.part), self.tensor)
         return [*index, *part]

@@ -1,6 +1,6 @@
-"""The built page and the HTML around it: for the server, which sends script and styles apart, and for a file.
+"""The built page and the HTML around it: for the server, which sends script and styles separately, and for a file.
 
-The script and the styles lie in `static/`; they are built with the package, by Node.
+The script and the styles are in `static/`; Node builds them with the package.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PageAssets(NamedTuple):
 
 def read_page(folder: Path | None = None) -> PageAssets:
     """The built page. Raises UsageError when it was not built."""
-    home = folder or STATIC
+    folder = folder or STATIC
     try:
-        script, style = ((home / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+        script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     except FileNotFoundError:
         raise UsageError(
             "The page was not built when astray was installed, for which Node is needed. Install it again with "
@@ -41,7 +41,7 @@ def read_page(folder: Path | None = None) -> PageAssets:
 
 
 def live_html() -> str:
-    """What the server answers first."""
+    """The page that the server sends; it loads the rest."""
     return (
         '<!doctype html>\n<html lang="en" data-mode="live">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>astray</title>\n'
@@ -51,7 +51,7 @@ def live_html() -> str:
 
 
 def file_html(page: PageAssets, data: str, title: str) -> str:
-    """A file that needs nothing else. `data` is base64, which no HTML can be hidden in."""
+    """The page as one file with all it needs. `data` is base64, which cannot contain HTML."""
     script, style = _unbroken(page.script, "script"), _unbroken(page.style, "style")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -69,7 +69,7 @@ def file_html(page: PageAssets, data: str, title: str) -> str:
 
 
 def _unbroken(text: str, tag: str) -> str:
-    """The text as a browser reads it inside of a tag. Raises UsageError if it would end that tag."""
+    """The text as a browser reads it inside a tag. Raises UsageError if it would end that tag."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if f"</{tag}" in text.lower() or "<!--" in text:
         raise UsageError(f"The built page holds a text that ends its own <{tag}>. Build it again: `make demo` does.")

@@ -1,7 +1,7 @@
-"""A comparison as one HTML file that needs no server and no network: the page, the tables and the details that matter.
+"""A comparison as one HTML file that needs no server and no network: the page, the tables and the most useful details.
 
-Details are what takes room and time, so those of the first divergence and of what lies around it come first, then the
-worst rows, until the budget is spent. Of other rows the file holds what is in the table, which the page notes.
+Details take most of the size and time, so those of the first divergence and the calls around it come first, then the
+worst rows, until the budget is spent. Of other rows the file has what is in the table, and the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from astray.web.wire import Column, Document, encode, pack
 from astray.wording import as_utf8
 
 BUDGET = 24 << 20
-"""Bytes of details before they are deflated, to about a quarter."""
+"""Bytes of details before compression, which leaves about a quarter."""
 
 MOST_READ = 1 << 30
 """Bytes of values that are read for details, which takes some seconds. The first divergence is always read."""
@@ -35,12 +35,12 @@ MOST_WORST = 100
 AROUND = 10
 """Rows with the largest errors that get a detail, and calls before and after the first divergence."""
 
-_SHORT = ~np.int64((1 << 29) - 1)
-"""Keeps the leading 24 bits of a float64, as many as a float32 has: all that a table shows, half the size deflated."""
+_LEADING_BITS = ~np.int64((1 << 29) - 1)
+"""Keeps 24 bits of a mantissa, as many as a float32 has: more than a table shows, and half the size compressed."""
 
 
 def write_html(comparison: ComparisonData, file: Path, page: PageAssets | None = None, budget: int = BUDGET) -> Path:
-    """Write the file; gives its path. Raises UsageError when the page was not built."""
+    """Write the file; returns its path. Raises UsageError when the page was not built."""
     built = page or read_page()
     view = ComparisonView(comparison)
     names = " and ".join(run.path.name for run in view.runs)
@@ -57,26 +57,26 @@ def contents(view: ComparisonView, options: Mapping[str, Any], budget: int = BUD
     details = b",".join(b'"%d":%s' % detail for detail in _details(view, overview["first"], budget))
     session = encode(session_of(view, options))
     head = b'{"session":%s,"overview":%s,"pairs":{%s}}' % (session, encode(overview), details)
-    head += b" " * (-(4 + len(head)) % 8)  # the table lies on 8 bytes
+    head += b" " * (-(4 + len(head)) % 8)  # aligns the table to 8 bytes
     packer = zlib.compressobj(6, wbits=-15)
     parts = [packer.compress(len(head).to_bytes(4, "little") + head), packer.compress(_table(view)), packer.flush()]
     return base64.b64encode(b"".join(parts)).decode("ascii")
 
 
 def _table(view: ComparisonView) -> bytes:
-    return pack({name: _shortened(column) for name, column in view.table.items()})
+    return pack({name: _with_short_mantissa(column) for name, column in view.table.items()})
 
 
-def _shortened(column: Column) -> Column:
+def _with_short_mantissa(column: Column) -> Column:
     if isinstance(column, np.ndarray) and column.dtype == np.float64:
-        return (column.view(np.int64) & _SHORT).view(np.float64)
+        return (column.view(np.int64) & _LEADING_BITS).view(np.float64)
     return column
 
 
 def _details(view: ComparisonView, first: Document | None, budget: int) -> Iterator[tuple[int, bytes]]:
-    """The details of the rows that matter, until the budget is spent."""
+    """The details of the most important rows, until the budget is spent."""
     unread = MOST_READ
-    for at, row in enumerate(dict.fromkeys(_rows_that_matter(view, first))):
+    for at, row in enumerate(dict.fromkeys(_rows_by_importance(view, first))):
         unread -= sum(_kept_bytes(side) for side in view.sides(row) if side is not None)
         if at and unread < 0:
             return
@@ -92,35 +92,35 @@ def _kept_bytes(tensor: TensorRef) -> int:
     return max(0, int(tensor.rank.tensors.numbers("blob_bytes")[tensor.row]))
 
 
-def _rows_that_matter(view: ComparisonView, first: Document | None) -> Iterator[int]:
+def _rows_by_importance(view: ComparisonView, first: Document | None) -> Iterator[int]:
     """Rows, the most important first; some come twice. `first` is the first divergence of the overview."""
     if first is not None and first["row"] is not None:
         row = int(first["row"])
         yield row
         yield from view.calls.rows(int(view.calls.of_row[row]))
-        yield from _known([first["before"]])
+        yield from _rows_in([first["before"]])
         links = links_of(view, row)
-        yield from _known([*links["producers"], *links["consumers"]])
-        yield from _walk(view, row)
-        yield from _known(first["also"])
+        yield from _rows_in([*links["producers"], *links["consumers"]])
+        yield from _rows_around(view, row)
+        yield from _rows_in(first["also"])
     yield from _worst(view).tolist()
 
 
-def _known(links: Iterable[Mapping[str, Any] | None]) -> Iterator[int]:
+def _rows_in(links: Iterable[Mapping[str, Any] | None]) -> Iterator[int]:
     yield from (int(link["row"]) for link in links if link is not None and link["row"] is not None)
 
 
-def _walk(view: ComparisonView, row: int) -> Iterator[int]:
-    """The rows reached by going from call to call, in both directions by turns."""
-    call = int(view.calls.of_row[row])
+def _rows_around(view: ComparisonView, start: int) -> Iterator[int]:
+    """The rows of the calls before and after that of a row, the nearest first."""
+    call = int(view.calls.of_row[start])
     for distance in range(AROUND):
-        for found in (neighbour(view, call + distance, 1), neighbour(view, call - distance, -1)):
-            if found is not None:
-                yield found
+        for row in (neighbour(view, call + distance, 1), neighbour(view, call - distance, -1)):
+            if row is not None:
+                yield row
 
 
 def _worst(view: ComparisonView) -> npt.NDArray[np.int64]:
-    """The first rows that are wrong, and those that are furthest off."""
+    """The first wrong rows, and those with the largest errors."""
     rows = np.flatnonzero(view.wrong(np.arange(len(view))))
     errors = np.nan_to_num(view.pairs.numbers("error")[rows], nan=-1.0)
     return np.concatenate([rows[:MOST_WORST], rows[np.argsort(-errors, kind="stable")][:MOST_WORST]])

@@ -1,6 +1,6 @@
-"""The options of a comparison that the page can set: those of `astray compare` that name no file, checked.
+"""The options of a comparison that the page can set: those of `astray compare` that name no file.
 
-They come as JSON from a browser, so types, sizes and names are all checked.
+They come as JSON from a browser, so names, types and sizes are all checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from astray.errors import UsageError
 from astray.wording import did_you_mean
 
 LONGEST = 1000
-"""Characters of a text that are taken; a regular expression for sites is the longest option."""
+"""The most characters of a text; a regular expression for sites is the longest option."""
 
 
 def _text(name: str, value: Any) -> str:
@@ -44,17 +44,17 @@ def ranks_of(name: str, value: Any) -> list[int]:
 
 def tolerances_of(name: str, value: Any) -> dict[str, float]:
     """From a text such as bfloat16=0.02, or several: a site (a regex) or a dtype, and the error to allow there."""
-    given = value if isinstance(value, list) else _text(name, value).split(",")
-    found: dict[str, float] = {}
-    for one in given:
-        what, _, error = _text(name, one).strip().rpartition("=")
+    items = value if isinstance(value, list) else _text(name, value).split(",")
+    tolerances: dict[str, float] = {}
+    for item in items:
+        what, _, error = _text(name, item).strip().rpartition("=")
         try:
-            found[what] = float(error)
+            tolerances[what] = float(error)
         except ValueError:
             what = ""
         if not what:
-            raise UsageError(f"{name} is {one!r}; it is a site or a dtype and an error, such as bfloat16=0.02.")
-    return found
+            raise UsageError(f"{name} is {item!r}; it is a site or a dtype and an error, such as bfloat16=0.02.")
+    return tolerances
 
 
 _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
@@ -72,14 +72,14 @@ _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
 
 
 def arguments_of(options: Any) -> dict[str, Any]:
-    """What to give to `compare`. Raises UsageError for what it cannot take; empty texts and null are left out."""
+    """The arguments of `compare`. Raises UsageError for what it does not accept; empty texts and null are left out."""
     if not isinstance(options, Mapping):
         raise UsageError('The options are an object, such as {"steps": "0:10"}.')
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in options.items():
         if name not in _KNOWN:
             raise UsageError(f"There is no option {name!r:.40}.{did_you_mean(name, _KNOWN)}")
         if value not in (None, "", []):
             argument, read = _KNOWN[name]
-            found[argument] = read(name, value)
-    return found
+            arguments[argument] = read(name, value)
+    return arguments

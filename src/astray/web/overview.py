@@ -14,19 +14,19 @@ from astray.comparison.setup.wording import subject_text
 from astray.comparison.verdict import AGREEING
 from astray.formatting import figures
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.report import place_of, what_of
+from astray.nonfinite.report import location_of, non_finite_word
 from astray.records import Frame
 from astray.report.setup import with_ranks
 from astray.report.text import (
-    after,
     answer,
+    consequences,
     error_of,
     how_sure,
     notes_of,
     other_line,
+    reported_others,
     suspect_line,
     why_bits_count,
-    wrong_besides,
 )
 from astray.store import CheckpointData, Table
 from astray.web.views import CallKey, ComparisonView, ResultView, RunView
@@ -58,41 +58,41 @@ def _of_comparison(comparison: ComparisonData) -> Document:
         "first": None if first is None else _divergence(comparison, first),
         "counts": comparison.counts,
         "sources": comparison.sources,
-        "suspects": [_suspect(comparison, one) for one in comparison.suspects],
-        "setup": [_setting(comparison, one) for one in comparison.setup[:MOST_SETTINGS]],
+        "suspects": [_suspect(comparison, suspect) for suspect in comparison.suspects],
+        "setup": [_setting(comparison, difference) for difference in comparison.setup[:MOST_SETTINGS]],
         "notes": _setting_notes(comparison) + list(notes_of(comparison)),
         "problems": list(comparison.problems),
     }
 
 
-def _suspect(comparison: ComparisonData, one: Suspect) -> Document:
+def _suspect(comparison: ComparisonData, suspect: Suspect) -> Document:
     return {
-        "row": row_of(comparison.pairs, one.place, one.rank),
-        "sentence": suspect_line(one, comparison),
-        "score": one.score,
-        "sureness": one.sureness,
+        "row": row_of(comparison.pairs, suspect.place, suspect.rank),
+        "sentence": suspect_line(suspect, comparison),
+        "score": suspect.score,
+        "sureness": suspect.sureness,
     }
 
 
-def _setting_row(comparison: ComparisonData, one: SetupDifference) -> int | None:
+def _setting_row(comparison: ComparisonData, difference: SetupDifference) -> int | None:
     """The first row of the site that a setting is about."""
     sites = comparison.pairs.coded("site")
-    rows = np.flatnonzero(sites.codes == sites.code(one.site))
+    rows = np.flatnonzero(sites.codes == sites.code(difference.site))
     return int(rows[0]) if len(rows) else None
 
 
-def _setting(comparison: ComparisonData, one: SetupDifference) -> Document:
+def _setting(comparison: ComparisonData, difference: SetupDifference) -> Document:
     return {
-        "row": _setting_row(comparison, one),
-        "sentence": with_ranks(one, comparison),
-        "subject": one.subject,
-        "name": one.name,
-        "reference": "–" if one.reference is None else subject_text(one.reference),
-        "candidate": "–" if one.candidate is None else subject_text(one.candidate),
-        "effect": one.expected_effect,
-        "kind": one.kind,
-        "step": one.step,
-        "count": one.count,
+        "row": _setting_row(comparison, difference),
+        "sentence": with_ranks(difference, comparison),
+        "subject": difference.subject,
+        "name": difference.name,
+        "reference": "–" if difference.reference is None else subject_text(difference.reference),
+        "candidate": "–" if difference.candidate is None else subject_text(difference.candidate),
+        "effect": difference.expected_effect,
+        "kind": difference.kind,
+        "step": difference.step,
+        "count": difference.count,
     }
 
 
@@ -105,8 +105,8 @@ def _divergence(comparison: ComparisonData, first: Divergence) -> Document:
     place, pairs = first.place, comparison.pairs
     row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
     before = first.previous
-    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
-    also = [*comparison.firsts[1:], *besides]
+    others = comparison.others if comparison.of_checkpoints else reported_others(comparison)
+    also = [*comparison.firsts[1:], *others]
     return {
         "row": row,
         "rank": first.rank,
@@ -131,34 +131,35 @@ def _divergence(comparison: ComparisonData, first: Divergence) -> Document:
         "siblings": first.siblings,
         "sureness": first.sureness,
         "settings": [
-            {"row": _setting_row(comparison, one), "sentence": with_ranks(one, comparison)} for one in first.settings
+            {"row": _setting_row(comparison, setting), "sentence": with_ranks(setting, comparison)}
+            for setting in first.settings
         ],
         "sentence": place.full + (f", on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""),
         "evidence": [{"text": text} for text in _evidence(first, comparison.exact)],
-        "after": f"After it, {after(first)}.",
+        "after": f"After it, {consequences(first)}.",
         "growth": [{"step": step, "error": error} for step, error in first.growth],
         "inside": [f"{site} ({kind})" if kind else site for site, kind in first.enclosing],
         "where": frame_of(first.frame),
-        "before": None if before is None else _told(pairs, before, first.rank, f"{before}: {before.verdict}"),
+        "before": None if before is None else _link(pairs, before, first.rank, f"{before}: {before.verdict}"),
         "also": [
-            _told(pairs, other.place, other.rank, other_line(other, comparison)) for other in also
+            _link(pairs, other.place, other.rank, other_line(other, comparison)) for other in also
         ],
     }  # fmt: skip
 
 
 def _evidence(first: Divergence, exact: bool) -> list[str]:
-    """The error, how sure it is, why bits count if they do, what speaks for it; but not what was set differently."""
+    """The error, how sure it is, why bits count if they do, and the evidence without what was set differently."""
     sure = [f"How sure: {text}." for text in how_sure(first, exact)]
     bits = [f"Exact: {text}" for text in why_bits_count(first)] if exact else []
     return [f"Error: {error_of(first)}.", *sure, *bits, *first.evidence[len(first.settings) :]]
 
 
-def _told(pairs: Table, place: TensorPlace, rank: int, sentence: str) -> Document:
+def _link(pairs: Table, place: TensorPlace, rank: int, sentence: str) -> Document:
     return {"row": row_of(pairs, place, rank), "sentence": sentence}
 
 
 def row_of(pairs: Table, place: TensorPlace, rank: int) -> int | None:
-    """The row of a place; of a call as such its first row. None when there is none."""
+    """The row of a place, for a place without a tensor the first row of its call; None when there is none."""
     mask = pairs.numbers("rank") == rank
     for name in _KEY:
         wanted: Any = getattr(place, name)
@@ -171,9 +172,9 @@ def row_of(pairs: Table, place: TensorPlace, rank: int) -> int | None:
             mask = mask & (column.codes == column.code(wanted))
         else:
             mask = mask & (column.codes < 0)  # null reads as an empty text
-    found = np.flatnonzero(mask)
-    wrong = found[~np.isin(pairs.coded("verdict").codes[found], AGREEING)]
-    return next((int(rows[0]) for rows in (wrong, found) if len(rows)), None)
+    rows = np.flatnonzero(mask)
+    wrong = rows[~np.isin(pairs.coded("verdict").codes[rows], AGREEING)]
+    return next((int(found[0]) for found in (wrong, rows) if len(found)), None)
 
 
 def frame_of(frame: Frame | None) -> Document | None:
@@ -183,11 +184,11 @@ def frame_of(frame: Frame | None) -> Document | None:
 
 def _of_run(view: RunView) -> Document:
     run, rows = view.run, view.first_rows()
-    alarms, limits = view.findings[0], list(view.findings[1])
-    told = [_alarm(one, rows) for one in alarms[:MOST_ALARMS]]
-    if len(alarms) > len(told):
-        limits.append(
-            f"{len(alarms) - len(told):,} more alarms are not listed; `astray show {run.path} --alarms` does."
+    alarms, notes = view.findings[0], list(view.findings[1])
+    listed = [_alarm(alarm, rows) for alarm in alarms[:MOST_ALARMS]]
+    if len(alarms) > len(listed):
+        notes.append(
+            f"{len(alarms) - len(listed):,} more alarms are not listed; `astray show {run.path} --alarms` does."
         )
     tensors = sum(len(rank.tensors) for rank in run.ranks.values())
     facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
@@ -195,31 +196,31 @@ def _of_run(view: RunView) -> Document:
     if isinstance(run, CheckpointData):
         sentence = f"A checkpoint of {figures.counted(tensors, 'tensor')}."
     elif alarms:
-        sentence = _said(alarms[0])
-    elif limits:
+        sentence = _alarm_sentence(alarms[0])
+    elif notes:
         sentence = "No NaN or infinity is seen to reach a result, a gradient or a weight; notes say what is missing."
     else:
         sentence = f"No NaN or infinity reached a result, a gradient or a weight in {' on '.join(facts)}."
-    return {"sentence": sentence, "counts": counts, "alarms": told, "notes": limits, "problems": run.problems}
+    return {"sentence": sentence, "counts": counts, "alarms": listed, "notes": notes, "problems": run.problems}
 
 
-def _said(alarm: Alarm) -> str:
-    """What came from where, and of which kind it is where that is known."""
+def _alarm_sentence(alarm: Alarm) -> str:
+    """NaN or infinity, where it comes from, and its kind where that is known."""
     kind = "" if alarm.kind.word == "unknown" else f": {alarm.kind.word}"
-    return f"{what_of(alarm)} from {place_of(alarm)}{kind}."
+    return f"{non_finite_word(alarm)} from {location_of(alarm)}{kind}."
 
 
 def _alarm(alarm: Alarm, rows: dict[CallKey, int]) -> Document:
     origin = alarm.origin
     return {
-        "sentence": _said(alarm),
+        "sentence": _alarm_sentence(alarm),
         "row": rows.get((alarm.rank, alarm.step, origin.site, origin.phase, origin.call)),
         "step": alarm.step,
         "rank": alarm.rank,
         "kind": alarm.kind.word,
         "text": alarm.kind.text,
         "advice": alarm.kind.advice,
-        "surfaced": [str(one) for one in alarm.surfaced],
+        "surfaced": [str(point) for point in alarm.surfaced],
         "chain": [call.name for call in alarm.chain],
         "later": list(alarm.later),
         "where": frame_of(origin.frame),

@@ -1,7 +1,7 @@
-"""The runs that the page may open, and the session document that names them: what is open, and what is being done.
+"""The runs that the page may open, and the session document: these runs, what is shown, and the job under way.
 
-Runs are those named on the command line, and those that lie in a folder named there. Nothing else is ever opened: the
-page knows a run by a number that is handed out here, and no path comes from it.
+Runs are those named on the command line, and those in a folder named there. Nothing else is ever opened: the page
+identifies a run by a number that is assigned here, and sends no paths.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from astray.web.wire import Document
 
 DEPTH = 2
 MOST = 1000
-"""How deep below a folder runs are looked for, and how many are taken."""
+"""How deep below a folder runs are searched, and how many are listed."""
 
 
 class RunList:
     """Runs by number.
 
-    >>> shelf = RunList(["runs/good", "runs/bad"])
-    >>> shelf.given, shelf.open("1")
+    >>> runs = RunList(["runs/good", "runs/bad"])
+    >>> runs.named, runs.open("1")
     (['0', '1'], <Run runs/bad: torch, 6 steps, 1 rank, 858 calls, 1,698 tensors, complete>)
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths: dict[str, Path] = {}
         self._open: dict[str, RunData] = {}
-        self._told: dict[str, Document] = {}
+        self._documents: dict[str, Document] = {}
         self._lock = threading.RLock()
-        self.given: list[str] = []  # those that were named, not found in a folder
+        self.named: list[str] = []  # numbers of the runs that were named, not found in a folder
         for path in map(Path, paths):
             inside = [] if _is_run(path) else list(_runs_below(path, DEPTH))[:MOST]
             if inside:
-                for one in inside:
-                    self._add(one)
+                for run in inside:
+                    self._add(run)
             else:
                 number = self._add(path)
                 self._open[number] = open_run(path)  # raises now if it cannot be read
-                self.given.append(number)
+                self.named.append(number)
 
     def _add(self, path: Path) -> str:
         number = str(len(self._paths))
@@ -59,37 +59,37 @@ class RunList:
         return len(self._paths)
 
     def path(self, number: str) -> Path:
-        """Where a run lies. Raises UsageError for a number that was not handed out."""
+        """The path of a run. Raises UsageError for a number that was not assigned."""
         if number not in self._paths:
             raise UsageError(f"There is no run {number!r:.40}; there are {len(self._paths)}.")
         return self._paths[number]
 
     def open(self, number: str) -> RunData:
-        """A run; opened when it is first asked for."""
+        """A run, opened at the first call."""
         path = self.path(number)
         with self._lock:
             if number not in self._open:
                 self._open[number] = open_run(path)
             return self._open[number]
 
-    def hold(self, number: str, run: RunData) -> None:
-        """Keep a run that was opened elsewhere, so that its tables are not read again, and tell of it."""
+    def keep(self, number: str, run: RunData) -> None:
+        """Keeps a run that was opened elsewhere, so that its tables are not read again, and makes its document."""
         with self._lock:
             self._open[number] = run
         self.document(number)
 
     def documents(self) -> list[Document]:
         """All runs, with what is known of those that were opened. Reads nothing."""
-        return [self._told.get(number) or self._unread(number, []) for number in self._paths]
+        return [self._documents.get(number) or self._unread(number, []) for number in self._paths]
 
     def document(self, number: str) -> Document:
         """One run with all that is known of it: reads its tables. Where that fails, `problems` has the error."""
         try:
-            found = run_document(number, self.open(number)) | {"open": True}
+            document = run_document(number, self.open(number)) | {"open": True}
         except RunError as error:
-            found = self._unread(number, [str(error)])
-        self._told[number] = found
-        return found
+            document = self._unread(number, [str(error)])
+        self._documents[number] = document
+        return document
 
     def _unread(self, number: str, problems: list[str]) -> Document:
         path = self._paths[number]
@@ -102,10 +102,10 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if not folder.is_dir():
         return
     try:
-        found = entries(folder)
+        members = entries(folder)
     except RunError:
         return
-    for entry in found:
+    for entry in members:
         if _is_run(entry):
             yield entry
         elif entry.is_dir() and depth > 1:
@@ -124,22 +124,22 @@ DONE: Document = {"state": "done", "done": 0, "total": 0, "text": ""}
 
 
 def session_of(view: ResultView, options: Mapping[str, Any]) -> Document:
-    """The session of a file, which is about one comparison or one run."""
+    """The session of a one-file report, which is about one comparison or one run."""
     runs = [run_document(str(number), run) for number, run in enumerate(view.runs)]
-    return document("file", view.kind, runs, [run["id"] for run in runs], options, DONE)
+    return session_document("file", view.kind, runs, [run["id"] for run in runs], options, DONE)
 
 
-def document(
+def session_document(
     mode: Mode, kind: str, runs: list[Document], chosen: Sequence[str], options: Mapping[str, Any], job: Document
 ) -> Document:
-    """A session; `chosen` are the reference and the candidate, or one run alone."""
+    """A session; `chosen` are the numbers of the reference and the candidate, or of one run alone."""
     try:
-        known = version("astray")
+        astray_version = version("astray")
     except PackageNotFoundError:  # run from a checkout
-        known = "0+unknown"
+        astray_version = "0+unknown"
     reference, candidate = (*chosen, None, None)[:2]
     return {
-        "version": known,
+        "version": astray_version,
         "mode": mode,
         "kind": kind,
         "runs": runs,
@@ -166,7 +166,7 @@ def run_document(id: str, run: RunData) -> Document:
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     info = run.info
     if isinstance(run, CheckpointData):
-        yield "checkpoint", checkpoints.described(run.checkpoint)
+        yield "checkpoint", checkpoints.describe(run.checkpoint)
         return
     yield "recorded", f"{info.created} with {info.framework or 'no framework'}"
     if info.command:
@@ -187,5 +187,5 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "calls", figures.counted(calls, "call")
     yield "tensors", figures.counted(tensors, "tensor")
     yield "complete", "yes" if run.complete else "no"
-    missed = [one for rank in run.ranks.values() if rank.end is not None for one in rank.end.missed]
-    yield from (("missed", f"{one.what}: {one.why} ({one.count:,}×)") for one in missed)
+    missed = [each for rank in run.ranks.values() if rank.end is not None for each in rank.end.missed]
+    yield from (("missed", f"{each.what}: {each.why} ({each.count:,}×)") for each in missed)

@@ -2,21 +2,25 @@
 
 A page of another site cannot read answers (same origin), cannot send the cookie (SameSite), cannot post JSON (its
 origin and content type are checked), and cannot reach the server by a name of its own that resolves to it (Host is
-checked).
+checked). A client that sends nothing, or too slowly, does not keep others out (`Connection`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import secrets
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_BODY = 64 << 10
 MOST_QUERY = 8 << 10
@@ -39,11 +43,11 @@ HEADERS = {
 }
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ANY = ("", "0.0.0.0", "::")
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 class AccessToken:
-    """The token of a server, and the cookie that stands for it once it was shown."""
+    """The token of a server, and the cookie that holds it once a client has shown the token."""
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
@@ -59,15 +63,15 @@ class AccessToken:
         pairs = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
         return any(name == self.name and self.fits(value) for name, _, value in pairs)
 
-    def give(self, response: Response) -> None:
-        """Set the cookie."""
+    def set_cookie(self, response: Response) -> None:
+        """Adds the cookie to a response."""
         response.set_cookie(self.name, self.token, httponly=True, samesite="strict", path="/")
 
 
 def names_of(host: str) -> set[str]:
-    """By which names a server may be called that listens on this address."""
+    """The host names by which a server that listens on this address may be called."""
     names = {*_LOOPBACK}
-    if host in _ANY:
+    if host in _ANY_ADDRESS:
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     elif host not in _LOOPBACK:
         names.add(host.lower())
@@ -75,13 +79,13 @@ def names_of(host: str) -> set[str]:
 
 
 class CheckedApplication:
-    """An application behind all checks. `/` needs no cookie: it checks the token itself."""
+    """An application with all checks in front of it. `/` needs no cookie: it checks the token itself."""
 
-    def __init__(self, app: ASGIApp, keyring: AccessToken, host: str) -> None:
+    def __init__(self, app: ASGIApp, token: AccessToken, host: str) -> None:
         self._app = app
-        self._keyring = keyring
+        self._token = token
         self._names = names_of(host)
-        self._any = host in _ANY
+        self._any = host in _ANY_ADDRESS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -90,7 +94,7 @@ class CheckedApplication:
         if scope["type"] != "http":
             return  # web sockets are not served
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -99,16 +103,16 @@ class CheckedApplication:
 
         refusal = self._refusal(scope)
         if refusal is not None:
-            await refusal(scope, receive, answer)
+            await refusal(scope, receive, send_with_headers)
             return
         body = await _body(receive)
         if body is None:
-            await _refused(413, f"A request has at most {MOST_BODY:,} bytes.")(scope, receive, answer)
+            await _refused(413, f"A request has at most {MOST_BODY:,} bytes.")(scope, receive, send_with_headers)
             return
-        await self._app(scope, _replayed(body, receive), answer)
+        await self._app(scope, _replayed(body, receive), send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Why a request is not answered; None when it is."""
+        """The refusal of a request; None when it is answered."""
         headers = Headers(scope=scope)
         if not self._is_known(headers.get("host", "")):
             return _refused(
@@ -118,7 +122,7 @@ class CheckedApplication:
             return _refused(
                 414, f"An address has at most {MOST_PATH:,} bytes, and {MOST_QUERY:,} behind the question mark."
             )
-        if scope["path"] != "/" and not self._keyring.is_shown_by(headers):
+        if scope["path"] != "/" and not self._token.is_shown_by(headers):
             return _refused(403, "The token is missing. Open the address that astray view has printed.")
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return _refused(405, "Only GET and POST are answered.")
@@ -153,7 +157,7 @@ def _is_address(name: str) -> bool:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request; None as soon as it is too long."""
+    """The body of a request; None when it is too long."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -167,14 +171,109 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, to be read again."""
+    """A `receive` that returns a body that was read already."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         return waiting.pop() if waiting else await receive()
 
-    return again
+    return receive_again
 
 
 def _refused(status: int, why: str) -> Response:
     return JSONResponse({"error": why}, status)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+REQUEST_SECONDS = 20.0
+"""From the first byte to the last of a request. A browser on the same machine, or behind a tunnel, takes a few."""
+
+FIRST_BYTE_SECONDS = 1.0
+"""From the connection to the first byte: a younger connection is not dropped for a new one."""
+
+MOST_OPEN = 256
+"""Connections at a time, or half of the files that the process may open if that is less. A browser opens six. While all
+of them are younger than `FIRST_BYTE_SECONDS`, there may be half as many more."""
+
+
+def most_open() -> int:
+    """How many connections there may be at a time."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            return max(8, min(MOST_OPEN, files // 2))
+    return MOST_OPEN
+
+
+class Connection(H11Protocol):
+    """One connection; there are at most about `most` of them.
+
+    It waits while its request is not complete, or while its client does not read the answer. One that waits for long is
+    closed; and where there are many, the one that has waited the longest is dropped for a new one.
+    """
+
+    most = MOST_OPEN
+    _last_activity = 0.0  # when data last came or an answer was complete
+    _timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._last_activity = self.loop.time()
+        self._start_timeout()
+        if len(self.connections) > self.most:
+            self._drop_longest_waiting()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._last_activity = self.loop.time()
+        if not self.is_waiting:
+            self._cancel_timeout()
+
+    def on_response_complete(self) -> None:
+        self._last_activity = self.loop.time()
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._start_timeout()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timeout()
+        super().connection_lost(exc)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server waits for its client."""
+        has_request = self.cycle is not None and not self.cycle.response_complete
+        return not has_request or self.cycle.more_body or self.flow.write_paused
+
+    def _drop_longest_waiting(self) -> None:
+        """Drops the connection that has waited the longest; while there is room, only one that has waited a while."""
+        waiting = [
+            each for each in self.connections if isinstance(each, Connection) and each.is_waiting and each is not self
+        ]
+        if len(self.connections) <= self.most + self.most // 2:
+            waiting = [each for each in waiting if self.loop.time() - each._last_activity > FIRST_BYTE_SECONDS]
+        if waiting:
+            min(waiting, key=lambda each: each._last_activity).drop()
+
+    def drop(self) -> None:
+        """Closes it at once, also with data still to be sent."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _start_timeout(self) -> None:
+        self._cancel_timeout()
+        self._timeout = self.loop.call_later(REQUEST_SECONDS, self._on_timeout)
+
+    def _on_timeout(self) -> None:
+        self._timeout = None
+        if self.is_waiting:
+            self.drop()
+
+    def _cancel_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None

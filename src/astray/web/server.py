@@ -1,7 +1,8 @@
-"""The local server: every document of the workspace under an address of its own, behind `safety`.
+"""The local server: every document of the workspace at an address of its own, behind the checks of `safety`.
 
-Requests name rows and runs by number, never by path. Documents are made in threads, so that progress can be asked for
-meanwhile. Exported tables are what `astray compare --csv` and `--xlsx` write, in a folder that is removed once sent.
+Requests identify rows and runs by number, never by path. Documents are made in threads, so that progress can be
+requested meanwhile. Exported tables are what `astray compare --csv` and `--xlsx` write, in a folder that is removed
+once they are sent.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ from astray.comparison.verdict import Verdict
 from astray.errors import AstrayError, UsageError
 from astray.report.csv import write_csv
 from astray.report.xlsx import write_xlsx
-from astray.web.connections import Connection, most_open
 from astray.web.index import PageAssets, live_html
-from astray.web.safety import AccessToken, CheckedApplication
+from astray.web.safety import AccessToken, CheckedApplication, Connection, most_open
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode
 from astray.web.workspace import Workspace, WorkspaceBusyError
 from astray.wording import did_you_mean
 
 LAST_PORT = 65535
-WAITING = 128
-"""The backlog: connections that wait to be accepted."""
+BACKLOG = 128
+"""Connections that wait to be accepted."""
 
 _NO_TOKEN = "The token is missing or wrong. Open the address that astray view has printed."
 
@@ -54,12 +54,12 @@ MEDIA = {
 
 
 _WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTYPE)
-"""Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
+"""The order by which the worst of a site's rows is chosen, as by the weights of `page/src/marks.ts`."""
 
 
-def application(desk: Workspace, page: PageAssets, keyring: AccessToken, host: str = "127.0.0.1") -> ASGIApp:
+def application(workspace: Workspace, page: PageAssets, token: AccessToken, host: str = "127.0.0.1") -> ASGIApp:
     """The whole server as an ASGI application."""
-    answers = _Answers(desk, page, keyring)
+    answers = _Answers(workspace, page, token)
     app = Starlette(
         routes=[
             Route("/", answers.index),
@@ -74,26 +74,26 @@ def application(desk: Workspace, page: PageAssets, keyring: AccessToken, host: s
             Route("/api/compare", answers.compare, methods=["POST"]),
             Route("/api/stop", answers.stop, methods=["POST"]),
         ],
-        exception_handlers={AstrayError: _sentence, HTTPException: _sentence, Exception: _fault},
+        exception_handlers={AstrayError: _error_response, HTTPException: _error_response, Exception: _fault_response},
     )
-    return CheckedApplication(app, keyring, host)
+    return CheckedApplication(app, token, host)
 
 
 class _Answers:
     """One method for each address."""
 
-    def __init__(self, desk: Workspace, page: PageAssets, keyring: AccessToken) -> None:
-        self._desk = desk
+    def __init__(self, workspace: Workspace, page: PageAssets, token: AccessToken) -> None:
+        self._workspace = workspace
         self._page = page
-        self._keyring = keyring
+        self._token = token
 
     def index(self, request: Request) -> Response:
         token = request.query_params.get("token")
-        if token is not None and self._keyring.fits(token):
+        if token is not None and self._token.fits(token):
             response: Response = RedirectResponse("/", 303)  # so that the token leaves the address
-            self._keyring.give(response)
+            self._token.set_cookie(response)
             return response
-        if not self._keyring.is_shown_by(request.headers):
+        if not self._token.is_shown_by(request.headers):
             return PlainTextResponse(_NO_TOKEN, 403)
         return HTMLResponse(live_html())
 
@@ -104,18 +104,18 @@ class _Answers:
         return Response(self._page.style, media_type="text/css")
 
     def session(self, _: Request) -> Response:
-        return _json(self._desk.session())
+        return _json(self._workspace.session())
 
     def overview(self, _: Request) -> Response:
-        shown = self._desk.shown
+        shown = self._workspace.shown
         return _json(shown.overview, shown.generation)
 
     def columns(self, _: Request) -> Response:
-        shown = self._desk.shown
+        shown = self._workspace.shown
         return Response(shown.columns, media_type="application/octet-stream", headers=_generation(shown.generation))
 
     def pair(self, request: Request) -> Response:
-        shown = self._desk.shown
+        shown = self._workspace.shown
         try:
             return _json(shown.pair(request.path_params["row"]), shown.generation)
         except UsageError as error:
@@ -123,7 +123,7 @@ class _Answers:
 
     def run(self, request: Request) -> Response:
         try:
-            return _json(self._desk.shelf.document(request.path_params["number"]))
+            return _json(self._workspace.runs.document(request.path_params["number"]))
         except UsageError as error:
             raise HTTPException(404, str(error)) from None
 
@@ -131,40 +131,46 @@ class _Answers:
         kind = request.path_params["kind"]
         if kind not in MEDIA:
             raise HTTPException(404, f"There is no export as {kind!r:.40}; there are {', '.join(MEDIA)}.")
-        view = self._desk.shown.view
+        view = self._workspace.shown.view
         if not isinstance(view, ComparisonView):
             raise UsageError("Only the rows of a comparison are exported; of a run, `run.table()` has them.")
-        asked = request.query_params
-        chosen = asked.get("filter") or None, asked.get("sort") or None
-        concluded = asked.get("conclusion") == "1"
-        made = ExportedFile(view.comparison, kind, *chosen, conclusion=concluded, metric=asked.get("metric") or "error")
-        gone = BackgroundTask(made.close)
-        return FileResponse(made.path, media_type=MEDIA[kind], filename=f"pairs.{kind}", background=gone)
+        query = request.query_params
+        file = ExportedFile(
+            view.comparison,
+            kind,
+            query.get("filter") or None,
+            query.get("sort") or None,
+            conclusion=query.get("conclusion") == "1",
+            metric=query.get("metric") or "error",
+        )
+        cleanup = BackgroundTask(file.close)
+        return FileResponse(file.path, media_type=MEDIA[kind], filename=f"pairs.{kind}", background=cleanup)
 
     async def compare(self, request: Request) -> Response:
-        asked = await _asked(request)
-        reference, candidate, noise = (asked.get(name) for name in ("reference", "candidate", "noise"))
-        if not isinstance(reference, str) or not all(one is None or isinstance(one, str) for one in (candidate, noise)):
+        content = await _json_of(request)
+        reference, candidate, noise = (content.get(name) for name in ("reference", "candidate", "noise"))
+        others = (candidate, noise)
+        if not isinstance(reference, str) or not all(run is None or isinstance(run, str) for run in others):
             raise HTTPException(400, "reference is the number of a run as a text, candidate and noise another or null.")
-        begin: Callable[..., Any] = self._desk.look
-        job = await run_in_threadpool(begin, reference, candidate, asked.get("options") or {}, noise)
+        begin: Callable[..., Any] = self._workspace.open
+        job = await run_in_threadpool(begin, reference, candidate, content.get("options") or {}, noise)
         return JSONResponse({"job": job.document()}, 202)
 
     async def stop(self, request: Request) -> Response:
-        await _asked(request)
-        self._desk.stop()
+        await _json_of(request)
+        self._workspace.stop()
         return JSONResponse({}, 202)
 
 
-async def _asked(request: Request) -> Document:
+async def _json_of(request: Request) -> Document:
     """The JSON of a request. Its size was bounded before."""
     try:
-        found = json.loads(await request.body())
+        content = json.loads(await request.body())
     except (ValueError, RecursionError):
         raise HTTPException(400, "The request is not JSON.") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise HTTPException(400, "The request is an object of JSON.")
-    return found
+    return content
 
 
 def _json(document: Document | bytes, generation: int | None = None) -> Response:
@@ -178,37 +184,37 @@ def _generation(number: int) -> dict[str, str]:
     return {"X-Generation": str(number)}
 
 
-def _sentence(_: Request, error: Exception) -> Response:
-    """What went wrong, in the words of the error."""
+def _error_response(_: Request, error: Exception) -> Response:
+    """The answer to a request that an error has ended, with the text of the error."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
     return JSONResponse({"error": str(error)}, 409 if isinstance(error, WorkspaceBusyError) else 422)
 
 
-def _fault(_: Request, error: Exception) -> Response:
+def _fault_response(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": f"This is a fault in astray itself, please report it: {error!r}."}, 500)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address; port 0 is any that is free. Raises UsageError when it cannot be had."""
-    with contextlib.ExitStack() as undone:
+    """A socket that listens on this address; port 0 is any free one. Raises UsageError when that is not possible."""
+    with contextlib.ExitStack() as cleanup:
         try:
             if not 0 <= port <= LAST_PORT:
                 raise OSError(f"ports end at {LAST_PORT}")
-            family, _, _, _, place = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
-            bound = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            family, _, _, _, address = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
+            bound = cleanup.enter_context(socket.socket(family, socket.SOCK_STREAM))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(place)
-            bound.listen(WAITING)  # connections made before the server has started wait
+            bound.bind(address)
+            bound.listen(BACKLOG)  # connections made before the server has started wait
         except OSError as error:
             why = error.strerror or error
             raise UsageError(f"{host}:{port} cannot be listened on: {why}. Choose --host and --port.") from None
-        undone.pop_all()
+        cleanup.pop_all()
         return bound
 
 
 def address(bound: socket.socket, host: str) -> str:
-    """What to type into a browser, without the token."""
+    """The address for a browser, without the token."""
     name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{bound.getsockname()[1]}/"
 
@@ -233,9 +239,9 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 
 
 class ExportedFile:
-    """A file, and the folder it lies in until `close`.
+    """A file in a temporary folder, which `close` removes.
 
-    conclusion: of each site that is wrong its worst row, by `metric`.
+    conclusion: only the worst row of each site that is wrong, by `metric`.
     """
 
     def __init__(
@@ -251,7 +257,7 @@ class ExportedFile:
             raise UsageError(f"There is no export as {kind!r:.40}; there are {', '.join(MEDIA)}.")
         pairs = comparison.select(filter, sort)
         if conclusion:
-            pairs = concluded(comparison, pairs, bool(sort), metric)
+            pairs = worst_of_sites(comparison, pairs, bool(sort), metric)
         self._folder = tempfile.TemporaryDirectory(prefix="astray-")
         folder = Path(self._folder.name)
         try:
@@ -259,19 +265,19 @@ class ExportedFile:
                 self.path = write_csv(comparison, folder, pairs)[0]
             else:
                 self.path = write_xlsx(comparison, folder / "pairs.xlsx", pairs)
-        except BaseException:  # an interrupt too must leave no files; it goes on its way below
+        except BaseException:  # an interrupt too must leave no files
             self.close()
             raise
 
     def close(self) -> None:
-        """Remove it."""
+        """Removes the folder."""
         self._folder.cleanup()
 
 
-def concluded(comparison: ComparisonData, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
-    """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong.
+def worst_of_sites(comparison: ComparisonData, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
+    """The worst of these rows for each site, in their order if they are `ordered`, else as the sites went wrong.
 
-    metric: of rows with one verdict, by what they are the worst. Raises UsageError when there is no such column.
+    metric: which of several rows with one verdict is the worst. Raises UsageError when there is no such column.
     """
     if metric not in comparison.pairs or comparison.pairs[metric].dtype.kind != "f":
         raise UsageError(f"There is no metric {metric!r:.40}.{did_you_mean(metric, METRICS)}")
@@ -283,7 +289,7 @@ def concluded(comparison: ComparisonData, pairs: Pairs, ordered: bool, metric: s
     error = np.nan_to_num(comparison.pairs.numbers(metric)[rows] * (-1 if metric == "cosine" else 1), nan=-np.inf)
     worst = np.lexsort((rows, -error, rank))
     chosen = rows[worst[np.unique(site[worst], return_index=True)[1]]]  # in the order of the sites' codes
-    began = np.unique(site, return_index=True)[1]
-    chosen = pairs.rows[np.isin(pairs.rows, chosen)] if ordered else chosen[np.argsort(began)]
-    asked = ", ".join(filter(None, (pairs.asked, "of each wrong site the worst")))
-    return Pairs(pairs.columns, chosen, len(chosen), asked, pairs.named)
+    first_rows = np.unique(site, return_index=True)[1]
+    chosen = pairs.rows[np.isin(pairs.rows, chosen)] if ordered else chosen[np.argsort(first_rows)]
+    description = ", ".join(filter(None, (pairs.asked, "of each wrong site the worst")))
+    return Pairs(pairs.columns, chosen, len(chosen), description, pairs.named)

@@ -1,7 +1,7 @@
-"""A comparison or a run as the page looks at it: its rows, its calls, and where each row lies in the runs.
+"""A comparison or a run as the page needs it: its rows, its calls, and the tensors of each row in the runs.
 
-Everything about one row (`detail`) and the answer (`overview`) is made from a view, by the server and for the one-file
-report alike. What is costly is made once, when it is first read, under the `lock`.
+`detail` and `overview` make documents from a view, for the server and for the one-file report. Costly parts are
+computed once, when they are first read, under the `lock`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.nonfinite.alarm import Alarm
 from astray.nonfinite.findings import alarms
-from astray.nonfinite.report import besides
+from astray.nonfinite.report import notes_of
 from astray.store import CheckpointData, DictionaryColumn, RankRun, RunData, Table
-from astray.web.calls import CallIndex, calls_of_pairs, calls_of_rows
-from astray.web.columns import RowLocations, comparison_columns, run_columns
+from astray.web.columns import (
+    CallIndex,
+    RowLocations,
+    calls_of_pairs,
+    calls_of_rows,
+    comparison_columns,
+    run_columns,
+)
 from astray.web.wire import Column
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 CallKey = tuple[int, int, str, str, int]
-"""What an alarm names a call by: rank, step, site, phase and number."""
+"""How an alarm identifies a call: rank, step, site, phase and number."""
 
 
 class TensorRef(NamedTuple):
@@ -48,19 +54,19 @@ class TensorRef(NamedTuple):
 
 
 class ResultView(ABC):
-    """What a comparison and a run have in common for the page. Rows are those of the page's table."""
+    """What the views of a comparison and of a run share. Rows are those of the page's table."""
 
     kind: str
 
     def __init__(self, runs: tuple[RunData, ...]) -> None:
         self.runs = runs
         self.lock = threading.RLock()
-        self._homes: dict[tuple[int, int], Ints] = {}
+        self._row_of_tensor: dict[tuple[int, int], Ints] = {}  # by side and rank
 
     @cached_property
     def calls(self) -> CallIndex:
         """The calls of all rows."""
-        return self._numbered()
+        return self._make_calls()
 
     @cached_property
     @abstractmethod
@@ -68,41 +74,41 @@ class ResultView(ABC):
         """The columns of the page's table."""
 
     @abstractmethod
-    def _numbered(self) -> CallIndex: ...
+    def _make_calls(self) -> CallIndex: ...
 
     @abstractmethod
     def __len__(self) -> int:
         """How many rows there are."""
 
     @abstractmethod
-    def places(self, side: int) -> tuple[Ints, Ints]:
-        """For each row its rank and its row in the tensors of a run, −1 where that run has none."""
+    def locations(self, side: int) -> tuple[Ints, Ints]:
+        """For each row its rank and its row in the tensors of one of the runs, −1 where that run has none."""
 
     @abstractmethod
     def wrong(self, rows: Ints) -> Bools:
-        """Which of some rows are worth going to first."""
+        """Which of these rows are wrong, or not finite."""
 
     def sides(self, row: int) -> tuple[TensorRef | None, TensorRef | None]:
         """The tensor of a row in the reference, or in the only run, and in the candidate."""
-        found: list[TensorRef | None] = [None, None]
+        tensors: list[TensorRef | None] = [None, None]
         for side, run in enumerate(self.runs):
-            ranks, rows = self.places(side)
+            ranks, rows = self.locations(side)
             if rows[row] >= 0:
-                found[side] = TensorRef(run.ranks[int(ranks[row])], int(rows[row]))
-        return found[0], found[1]
+                tensors[side] = TensorRef(run.ranks[int(ranks[row])], int(rows[row]))
+        return tensors[0], tensors[1]
 
     def rows_of(self, side: int, rank: int, tensors: list[int]) -> list[int]:
-        """The rows that show these tensors of a rank; those that no row shows are left out."""
-        if (side, rank) not in self._homes:
-            ranks, rows = self.places(side)
-            home = np.full(len(self.runs[side].ranks[rank].tensors), -1)
-            here = np.flatnonzero((ranks == rank) & (rows >= 0))
-            home[rows[here]] = here
-            self._homes[side, rank] = home
-        return [row for row in self._homes[side, rank][tensors].tolist() if row >= 0]
+        """The rows of these tensors of a rank; tensors without a row are left out."""
+        if (side, rank) not in self._row_of_tensor:
+            ranks, rows = self.locations(side)
+            row_of = np.full(len(self.runs[side].ranks[rank].tensors), -1)
+            of_rank = np.flatnonzero((ranks == rank) & (rows >= 0))
+            row_of[rows[of_rank]] = of_rank
+            self._row_of_tensor[side, rank] = row_of
+        return [row for row in self._row_of_tensor[side, rank][tensors].tolist() if row >= 0]
 
     def cell(self, name: str, row: int) -> Any:
-        """A cell of the table, a word that is null as None."""
+        """A cell of the table; None for a null word."""
         column = self.table[name]
         return column[row] if isinstance(column, DictionaryColumn) else column[row].item()
 
@@ -121,13 +127,13 @@ class ComparisonView(ResultView):
     def table(self) -> dict[str, Column]:
         return comparison_columns(self.comparison, self.calls)
 
-    def _numbered(self) -> CallIndex:
+    def _make_calls(self) -> CallIndex:
         return calls_of_pairs(self.comparison)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def places(self, side: int) -> tuple[Ints, Ints]:
+    def locations(self, side: int) -> tuple[Ints, Ints]:
         return self.pairs.numbers("rank"), self.pairs.numbers(("row_reference", "row_candidate")[side])
 
     def wrong(self, rows: Ints) -> Bools:
@@ -144,21 +150,21 @@ class RunView(ResultView):
         self.run = run
 
     @cached_property
-    def _places(self) -> RowLocations:
+    def _locations(self) -> RowLocations:
         return RowLocations.of(self.run)
 
     @cached_property
     def table(self) -> dict[str, Column]:
-        return run_columns(self.run, self._places, self.calls)
+        return run_columns(self.run, self._locations, self.calls)
 
-    def _numbered(self) -> CallIndex:
-        return calls_of_rows(self.run, self._places.rank, self._places.row)
+    def _make_calls(self) -> CallIndex:
+        return calls_of_rows(self.run, self._locations.rank, self._locations.row)
 
     def __len__(self) -> int:
-        return len(self._places.row)
+        return len(self._locations.row)
 
-    def places(self, side: int) -> tuple[Ints, Ints]:  # noqa: ARG002 - there is only one
-        return self._places
+    def locations(self, side: int) -> tuple[Ints, Ints]:  # noqa: ARG002 - there is only one
+        return self._locations
 
     def wrong(self, rows: Ints) -> Bools:
         bad = np.zeros(len(rows), np.bool_)
@@ -168,24 +174,24 @@ class RunView(ResultView):
 
     @cached_property
     def findings(self) -> tuple[list[Alarm], list[str]]:
-        """Its alarms, and what else there is to say about NaN and infinity."""
+        """Its alarms, and notes about NaN and infinity."""
         if isinstance(self.run, CheckpointData):  # in which nothing was computed
             return [], []
         try:
-            found = alarms(self.run)
+            findings = alarms(self.run)
         except AstrayError as error:
             return [], [str(error)]
-        return list(found), list(besides(found))
+        return list(findings), list(notes_of(findings))
 
     def first_rows(self) -> dict[CallKey, int]:
         """The first row of each call."""
         first = self.calls.first
-        columns = [_taken(self.table[name], first) for name in ("rank", "step", "site", "phase", "call")]
-        found: dict[CallKey, int] = {}
+        columns = [_values_at(self.table[name], first) for name in ("rank", "step", "site", "phase", "call")]
+        rows: dict[CallKey, int] = {}
         for row, key in zip(first.tolist(), zip(*columns, strict=True), strict=True):
-            found.setdefault(key, row)
-        return found
+            rows.setdefault(key, row)
+        return rows
 
 
-def _taken(column: Column, rows: Ints) -> list[Any]:
+def _values_at(column: Column, rows: Ints) -> list[Any]:
     return column.take(rows).tolist() if isinstance(column, DictionaryColumn) else column[rows].tolist()

@@ -1,6 +1,6 @@
-"""How documents travel to the page: JSON that never holds a bare NaN, and columns as raw numbers behind a small header.
+"""How documents are sent to the page: JSON without a bare NaN, and columns as raw numbers after a small header.
 
-Everything is ASCII: what a run calls its modules reaches the page as escapes of JSON, whatever its characters.
+All text is ASCII: names of modules with other characters are sent as JSON escapes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.report.csv import word
+from astray.report.csv import cell_word
 from astray.store import DictionaryColumn
 
 Document = dict[str, Any]
 Column = npt.NDArray[Any] | DictionaryColumn[Any]
 
-_ALIGNMENT = 8  # bytes: the page lays typed arrays over the answer, and those of float64 need it
+_ALIGNMENT = 8  # bytes: the page makes typed arrays of the answer without a copy, and those of float64 need it
 _TYPES = {"b": "u8", "f": "f64", "i": "i32", "u": "i32"}
 _STORED: dict[str, np.dtype[Any]] = {"u8": np.dtype("u1"), "i32": np.dtype("<i4"), "f64": np.dtype("<f8")}
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: what is not a finite number becomes the text "nan", "inf" or "-inf".
+    """The value as JSON can hold it: numbers that are not finite become the text "nan", "inf" or "-inf".
 
     >>> plain({"error": float("inf"), "index": (np.int64(2), 3)})
     {'error': 'inf', 'index': [2, 3]}
@@ -51,7 +51,7 @@ def encode(document: Document) -> bytes:
 
 
 def pack(columns: Mapping[str, Column]) -> bytes:
-    """Columns of one length: the length of the header, the header, padding, then the arrays, each on 8 bytes.
+    """Columns of one length: the length of the header, the header, padding, then the arrays, each aligned to 8 bytes.
 
     Codes of words are int32 with −1 for null; of floats NaN is null. Integers that int32 cannot hold go as float64.
     """
@@ -59,7 +59,7 @@ def pack(columns: Mapping[str, Column]) -> bytes:
     arrays: list[npt.NDArray[Any]] = []
     offset = 0
     for name, column in columns.items():
-        words = [word(value) for value in column.values] if isinstance(column, DictionaryColumn) else None
+        words = [cell_word(value) for value in column.values] if isinstance(column, DictionaryColumn) else None
         numbers = column.codes if isinstance(column, DictionaryColumn) else column
         kind = _type_of(numbers)
         header["columns"].append({"name": name, "type": kind, "offset": offset, "words": words})

@@ -1,7 +1,7 @@
-"""What is open in the page: runs to choose from, the comparison or run that is shown, the work under way.
+"""What is open in the page: runs to choose from, the comparison or run that is shown, the job under way.
 
-`server` reads documents from here. `generation` counts what was shown: a document belongs to one of them. A comparison
-runs in a thread of its own (`BackgroundJob`), which reports its progress and can be stopped.
+`server` reads documents from here. `generation` is the number of the shown view, so that the page can tell documents of
+an earlier one. A comparison runs in a thread (`BackgroundJob`), which reports its progress and can be stopped.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from astray.store.formats import format_of
 from astray.web.detail import detail_of
 from astray.web.options import arguments_of
 from astray.web.overview import overview_of
-from astray.web.run_list import RunList, document
+from astray.web.run_list import RunList, session_document
 from astray.web.views import ComparisonView, RunView
 from astray.web.wire import Document, encode, pack
 
 CACHED = 64
-"""Details that are kept, so that going back to a row does not wait for it again."""
+"""Details that are kept, so that going back to a row is immediate."""
 
 
 class WorkspaceBusyError(AstrayError):
-    """Something else is under way, or there is nothing to show yet."""
+    """Another job is under way, or there is nothing to show yet."""
 
 
 class ViewRequest(NamedTuple):
-    """What the page asked to see: one run or two by their numbers, the options of the page, a run that shows noise."""
+    """What the page requests: one run or two by their numbers, its options, and a noise run."""
 
     chosen: tuple[str, ...] = ()
     options: Mapping[str, Any] = MappingProxyType({})
@@ -42,11 +42,11 @@ class ViewRequest(NamedTuple):
 
 
 class ShownView:
-    """A view and what was made of it."""
+    """A view, and the documents made of it."""
 
-    def __init__(self, view: ComparisonView | RunView, asked: ViewRequest, generation: int) -> None:
+    def __init__(self, view: ComparisonView | RunView, request: ViewRequest, generation: int) -> None:
         self.view = view
-        self.asked = asked
+        self.request = request
         self.generation = generation
         self._details: dict[int, bytes] = {}
 
@@ -63,51 +63,51 @@ class ShownView:
         """The detail of a row. Raises UsageError when there is no such row."""
         if not 0 <= row < len(self.view):
             raise UsageError(f"There is no row {row}; there are {len(self.view):,}.")
-        found = self._details.get(row)
-        if found is None:
-            found = encode(detail_of(self.view, row))
-            self._details[row] = found
+        detail = self._details.get(row)
+        if detail is None:
+            detail = encode(detail_of(self.view, row))
+            self._details[row] = detail
             for old in list(self._details)[:-CACHED]:
                 self._details.pop(old, None)
-        return found
+        return detail
 
 
 class Workspace:
-    """The runs, what is shown of them, and what is being done.
+    """The runs, the view that is shown, and the job under way.
 
     fixed: arguments of `compare` that hold for every comparison and that the page cannot change, such as a mapping.
     """
 
-    def __init__(self, shelf: RunList, fixed: Mapping[str, Any] | None = None) -> None:
-        self.shelf = shelf
+    def __init__(self, runs: RunList, fixed: Mapping[str, Any] | None = None) -> None:
+        self.runs = runs
         self._fixed = dict(fixed or {})
         self._lock = threading.RLock()
         self._shown: ShownView | None = None
         self._job = BackgroundJob()
-        self._asked = ViewRequest()
+        self._request = ViewRequest()
 
     @property
     def shown(self) -> ShownView:
-        """What is shown. Raises WorkspaceBusyError when that is nothing yet."""
-        found = self._shown
-        if found is None:
+        """The view that is shown. Raises WorkspaceBusyError when there is none yet."""
+        shown = self._shown
+        if shown is None:
             raise WorkspaceBusyError("Nothing has been compared yet. Choose a run, or two.")
-        return found
+        return shown
 
     def session(self) -> Document:
         """The session document: the runs, what is shown, and the state of the job."""
         with self._lock:
             shown, job = self._shown, self._job.document()
-            asked = self._asked if shown is None else shown.asked
+            request = self._request if shown is None else shown.request
         kind = "choose" if shown is None else shown.view.kind
         return {
-            **document("live", kind, self.shelf.documents(), asked.chosen, asked.options, job),
-            "noise": asked.noise,
+            **session_document("live", kind, self.runs.documents(), request.chosen, request.options, job),
+            "noise": request.noise,
             "fixed": {name: _shown(value) for name, value in self._fixed.items()},
             "generation": 0 if shown is None else shown.generation,
         }
 
-    def look(
+    def open(
         self, reference: str, candidate: str | None, options: Mapping[str, Any], noise: str | None = None
     ) -> BackgroundJob:
         """Begin to compare two runs, or to read one.
@@ -115,49 +115,49 @@ class Workspace:
         Raises UsageError for wrong options, WorkspaceBusyError while a job is running.
         """
         arguments = self._fixed | arguments_of(options)
-        asked = ViewRequest((reference,) if candidate is None else (reference, candidate), options, noise)
-        for number in asked.chosen:
-            self.shelf.path(number)
+        request = ViewRequest((reference,) if candidate is None else (reference, candidate), options, noise)
+        for number in request.chosen:
+            self.runs.path(number)
         if noise is not None:
-            arguments["noise"] = self.shelf.path(noise)
+            arguments["noise"] = self.runs.path(noise)
         with self._lock:
             if self._job.running:
                 raise WorkspaceBusyError("A comparison is under way. Stop it first.")
-            self._asked = asked
+            self._request = request
 
             def work(progress: Progress) -> None:
-                alone = candidate is None
-                view = self._read(reference) if alone else self._compare(asked.chosen, arguments, progress)
-                self._show(view, asked)
+                is_one_run = candidate is None
+                view = self._read(reference) if is_one_run else self._compare(request.chosen, arguments, progress)
+                self._show(view, request)
 
             self._job = BackgroundJob(work, "comparing values" if candidate is not None else "reading the run")
             return self._job.start()
 
     def stop(self) -> None:
-        """End what is under way, if anything is."""
+        """Stops the job under way, if there is one."""
         self._job.stop()
 
     def _compare(self, chosen: Sequence[str], arguments: dict[str, Any], progress: Progress) -> ComparisonView:
-        reference, candidate = (self.shelf.path(number) for number in chosen)
-        if all(_is_of_hooktools(path) for path in (reference, candidate)):  # whose users look at it first
+        reference, candidate = (self.runs.path(number) for number in chosen)
+        if all(_is_of_hooktools(path) for path in (reference, candidate)):  # the metric that its users look at first
             metrics = arguments.get("metrics") or []
             arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
         view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
-        if arguments.get("micro") != "joined":  # else these are other tables than those of the runs
+        if arguments.get("micro") != "joined":  # joined runs have other tables than the files
             for number, run in zip(chosen, view.runs, strict=True):
-                self.shelf.hold(number, run)
+                self.runs.keep(number, run)
         return view
 
     def _read(self, number: str) -> RunView:
-        view = RunView(self.shelf.open(number))
-        self.shelf.hold(number, view.run)
+        view = RunView(self.runs.open(number))
+        self.runs.keep(number, view.run)
         return view
 
-    def _show(self, view: ComparisonView | RunView, asked: ViewRequest) -> None:
-        _ = view.calls  # so that the first document is there at once
+    def _show(self, view: ComparisonView | RunView, request: ViewRequest) -> None:
+        _ = view.calls  # computed now, so that the first document takes no time
         with self._lock:
             number = 1 if self._shown is None else self._shown.generation + 1
-            self._shown = ShownView(view, asked, number)
+            self._shown = ShownView(view, request, number)
 
 
 def _is_of_hooktools(path: Path) -> bool:
@@ -175,11 +175,11 @@ def _shown(value: Any) -> str:
 
 State = Literal["idle", "running", "done", "stopped", "failed"]
 Work = Callable[[Progress], None]
-"""Does the work, and reports its progress: (done, total)."""
+"""A function that does the work; its argument is called with the progress, (done, total)."""
 
 
 class JobStopped(BaseException):
-    """Raised out of a report of progress when the work is to be stopped; no `except Exception` catches it."""
+    """Raised by a progress report to stop the work; a BaseException, so that `except Exception` does not catch it."""
 
 
 class BackgroundJob:
@@ -195,7 +195,7 @@ class BackgroundJob:
         self._thread: threading.Thread | None = None
 
     def start(self) -> BackgroundJob:
-        """Begin, in a thread that does not keep the program alive."""
+        """Begins, in a thread that does not keep the program alive."""
         self.state = "running"
         thread = threading.Thread(target=self._run, name="astray comparison", daemon=True)
         try:
@@ -214,11 +214,11 @@ class BackgroundJob:
         return self.state == "running"
 
     def stop(self) -> None:
-        """Ask it to end, at the next report of its progress."""
+        """Makes it end at its next progress report."""
         self._stop.set()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it has ended."""
+        """Waits until it has ended."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -242,7 +242,7 @@ class BackgroundJob:
             self._end("stopped", "Stopped before it was done.")
         except AstrayError as error:
             self._end("failed", str(error))
-        except Exception as error:  # noqa: BLE001 - nothing is above the thread; the page must not wait for ever
+        except Exception as error:  # noqa: BLE001 - nothing else would report it, and the page would wait for ever
             traceback.print_exc()
             self._end("failed", f"This is a fault in astray itself, please report it: {error!r}.")
 

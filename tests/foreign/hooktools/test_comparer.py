@@ -16,7 +16,7 @@ import astray
 from astray.cli import main
 from astray.compat.hooktools import Comparer, ComparerResult, Tracer
 from astray.errors import CompareError, RunError
-from astray.foreign.hooktools.config_keys import NumberRange
+from astray.foreign.hooktools.config import NumberRange
 
 
 class Net(nn.Module):

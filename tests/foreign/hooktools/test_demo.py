@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from astray.compat.hooktools import Tracer
-from astray.compat.hooktools.__main__ import main
-from astray.foreign.hooktools.config_keys import Keys
+from astray.foreign.hooktools.command import main
+from astray.foreign.hooktools.config import Keys
 from astray.foreign.hooktools.tracer import TracerConfig
 
 

@@ -22,8 +22,7 @@ import astray
 from astray.errors import RunError, RunExists
 from astray.foreign import hooktools
 from astray.foreign.hooktools import translator
-from astray.foreign.hooktools.call_file import nest, place_of, role_of
-from astray.foreign.hooktools.layout import FileSeries, Label, Numbering
+from astray.foreign.hooktools.files import FileSeries, Label, Numbering, nest, place_of, role_of
 from astray.foreign.live_writer import live_writer
 from astray.recorder import Recorder
 from astray.store import End, RankRun, RunData, RunInfo, Table, open_run

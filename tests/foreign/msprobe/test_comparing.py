@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import astray
 from astray.compat.msprobe import compare, compare_distributed
-from astray.compat.msprobe.__main__ import main
 from astray.errors import CompareError, RunError, UsageError
+from astray.foreign.msprobe.comparing import main
 from msprobe_parts import debugging, network, train
 
 BASIC = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from astray.errors import RecordError
-from astray.foreign.msprobe.configuration import IDLE, Configuration, numbers
-from astray.foreign.msprobe.session import EntryFilter, settings_of
+from astray.foreign.msprobe.configuration import IDLE, Configuration, EntryFilter, numbers
+from astray.foreign.msprobe.debugger import recording_options
 from astray.process import absolute
 from msprobe_parts import configured
 
@@ -61,7 +61,7 @@ def test_steps_and_ranks(given: Any, expected: tuple[int, ...]) -> None:
 
 def test_what_the_recorder_is_told(tmp_path: Path) -> None:
     def told(**keys: Any) -> dict[str, Any]:
-        return dict(settings_of(checked(tmp_path, **keys)))
+        return dict(recording_options(checked(tmp_path, **keys)))
 
     assert told(rank=[1, "3-4"], step=["0-1"]) == {
         "level": ["function"], "keep": "stats", "steps": [0, 1], "ranks": [1, 3, 4],

@@ -14,8 +14,8 @@ import torch
 from astray import checkpoints
 from astray.errors import AstrayError
 from astray.foreign import array_files
-from astray.foreign.msprobe import tensors
-from astray.foreign.msprobe.tensors import read_tensor
+from astray.foreign.msprobe import files
+from astray.foreign.msprobe.files import read_tensor
 
 
 def with_care(path: Path) -> np.ndarray:  # type: ignore[type-arg]
@@ -48,12 +48,12 @@ def test_elements_are_those_that_care_reads(name: str, tmp_path: Path) -> None:
 
 
 def test_files_of_ours_are_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_known", {})
+    monkeypatch.setattr(files, "_known", {})
     for number in range(3):
         array = np.full((2, 2), number, np.float32)
         array_files.write_torch_file(tmp_path / f"{number}.pt", array_files.TorchTensor(array, "float32"))
     assert read_tensor(str(tmp_path / "0.pt")).tolist() == [[0, 0], [0, 0]]
-    monkeypatch.setattr(tensors, "_with_care", None)  # which is not needed any more
+    monkeypatch.setattr(files, "_with_care", None)  # which is not needed any more
     assert [read_tensor(str(tmp_path / f"{number}.pt")).tolist()[0][0] for number in (1, 2)] == [1, 2]
 
 

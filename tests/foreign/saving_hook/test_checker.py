@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import astray
-from astray.compat.saving_hook.__main__ import main
+from astray.foreign.saving_hook.checker import main
 
 CASES = Path(__file__).parents[2] / "cases" / "precision_checker"
 COLUMNS = [

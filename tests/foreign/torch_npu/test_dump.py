@@ -20,8 +20,7 @@ from astray.cli import main
 from astray.errors import RunError, RunExists
 from astray.foreign import torch_npu
 from astray.foreign.live_writer import live_writer
-from astray.foreign.torch_npu import numbers
-from astray.foreign.torch_npu.lines import leading_block
+from astray.foreign.torch_npu.lines import leading_block, summarise
 from astray.foreign.torch_npu.names import parse, site, stem, written_path
 from astray.recorder import Recorder
 from astray.records import Key
@@ -270,9 +269,9 @@ def test_the_block_that_the_first_ten_fill(shape: tuple[int, ...]) -> None:
 )
 def test_maximum_minimum_and_mean_are_torchs(values: list[float], expected: tuple[float, ...]) -> None:
     tensor = torch.tensor(values, dtype=torch.float64)
-    np.testing.assert_equal(numbers.summary(np.array(values)), expected)
+    np.testing.assert_equal(summarise(np.array(values)), expected)
     np.testing.assert_equal(
-        numbers.summary(np.array(values)), (tensor.max().item(), tensor.min().item(), tensor.mean().item())
+        summarise(np.array(values)), (tensor.max().item(), tensor.min().item(), tensor.mean().item())
     )
 
 

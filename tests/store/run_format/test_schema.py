@@ -1,4 +1,4 @@
-"""docs/format.md says what the code does."""
+"""docs/reference/format.md says what the code does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from astray.store import End, RunInfo
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 from astray.store.run_info import FORMAT
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "format.md").read_text()
 
 
 def section(title: str) -> str:
@@ -23,7 +23,7 @@ def section(title: str) -> str:
 @pytest.mark.parametrize(("title", "columns"), [("calls.arrows", CALLS), ("tensors.arrows", TENSORS)])
 def test_every_column_is_documented(title: str, columns: tuple[Column, ...]) -> None:
     lines = re.findall(r"^\| `(\w+)` \| (\S+) \| (yes)? ?\|", section(title), re.MULTILINE)
-    assert [(name, kind, bool(null)) for name, kind, null in lines] == [tuple(column) for column in columns]
+    assert [(name, kind.strip("`"), bool(null)) for name, kind, null in lines] == [tuple(column) for column in columns]
 
 
 @pytest.mark.parametrize(("title", "document"), [("run.json", RunInfo), ("end.json", End)])

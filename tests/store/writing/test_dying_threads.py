@@ -23,6 +23,7 @@ from astray.store.writing.flight_recorder import FlightRecorder
 from astray.store.writing.rank_files import RankFiles
 from astray.store.writing.record_queue import RecordQueue
 from astray.store.writing.values_writer import ShardBatch, ValuesWriter
+from pairwise import grid
 
 SECONDS = 30
 
@@ -64,18 +65,22 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("also", [(), ("abandon", "drop")], ids=lambda also: "-".join(also) or "once")
-@pytest.mark.parametrize(("where", "name"), PLACES, ids=[name for _, name in PLACES])
+@grid(
+    dies=PLACES,
+    also=[(), ("abandon", "drop")],
+    ids={"dies": [name for _, name in PLACES], "also": ["once", "abandon-drop"]},
+    pairs=False,
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_stop_returns_and_the_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, also: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: tuple[Any, str], also: tuple[str, ...]
 ) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
 
     def record() -> str | None:
         rec = astray.record(tmp_path / "run", model, keep="tensors", queue_bytes=1 << 20)
         model(torch.ones(512, 64))
-        monkeypatch.setattr(where, name, no_memory)
+        monkeypatch.setattr(*dies, no_memory)
         for other in also:
             monkeypatch.setattr({"abandon": RankFiles, "drop": RecordQueue}[other], other, no_memory)
         for _ in range(20):

@@ -18,7 +18,7 @@ WAYS = ("as usual", "ahead", "watched")
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 
-@pytest.mark.parametrize("attempt", range(20))
+@pytest.mark.parametrize("attempt", [*range(6), *(pytest.param(at, marks=pytest.mark.slow) for at in range(6, 20))])
 def test_nothing_acknowledged_is_lost(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]], attempt: int
 ) -> None:

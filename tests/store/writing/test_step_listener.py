@@ -14,7 +14,7 @@ import pytest
 from astray.records import Call, Tensor
 from astray.store import BufferedStep, RankRun, RunInfo, RunWriter, Table, open_run
 from astray.store.run_format.rows import PythonRows
-from store.writing.test_flight_recorder import GOOD, Tickets, record_step
+from store.writing.recorded_steps import GOOD, Tickets, record_step
 
 MakeCall = Callable[..., Call]
 MakeTensor = Callable[..., Tensor]

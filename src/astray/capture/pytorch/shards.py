@@ -35,7 +35,7 @@ class Location(NamedTuple):
     runs: tuple[Runs, ...] | None
 
     def text(self) -> str:
-        """The `placement` of a row: compact JSON, described in docs/format.md."""
+        """The `placement` of a row: compact JSON, described in docs/reference/format.md."""
         fields: dict[str, Any] = {"mesh": self.mesh}
         if self.names is not None:
             fields["names"] = self.names

@@ -1,7 +1,7 @@
 """What Python imports first in a child process of a program under `astray run`, before the child's own code.
 
-Steps aside at once: the folder leaves `sys.path`, and a `sitecustomize` of the user's own is run as if this were not
-here. Nothing of astray is imported unless the environment says that a recording reaches here.
+It leaves no trace: its folder is removed from `sys.path`, and the user's own `sitecustomize` is run as if this one did
+not exist. Nothing of astray is imported unless the environment says that child processes are recorded.
 """
 
 import importlib.machinery
@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 
-def _step_aside() -> None:
-    here = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120 - pathlib takes a while to import
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
+def _run_users_sitecustomize() -> None:
+    own = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120 - pathlib takes a while to import
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != own]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -21,7 +21,7 @@ def _step_aside() -> None:
         spec.loader.exec_module(module)
 
 
-def _reach() -> None:
+def _start_recording() -> None:
     if "ASTRAY_RUN" not in os.environ:
         return
     try:
@@ -31,13 +31,13 @@ def _reach() -> None:
     reach(os.environ, _make_guard)
 
 
-def _make_guard(asked: Any) -> Any:
+def _make_guard(setting: Any) -> Any:
     from astray.guarding.recording_guard import RecordingGuard
 
-    return RecordingGuard(asked)
+    return RecordingGuard(setting)
 
 
 try:
-    _reach()
+    _start_recording()
 finally:
-    _step_aside()
+    _run_users_sitecustomize()

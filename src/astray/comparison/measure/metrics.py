@@ -2,7 +2,7 @@
 
 Reads one pass over both tensors' values (`stats.contrast`), or, for a whole column of pairs at once, their recorded
 statistics. r and c are the elements of reference and candidate that are finite on both sides, n how many those are.
-Nothing here decides what is large: `judge` does. docs/metrics.md has the same formulas for users.
+Nothing here decides what is large: `judge` does. docs/reference/metrics.md has the same formulas for users.
 """
 
 from __future__ import annotations

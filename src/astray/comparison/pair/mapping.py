@@ -1,7 +1,7 @@
 """Maps names of the candidate to names of the reference: what a mapping file is for.
 
 A model that was ported has other names for the same modules. The file maps names of the candidate to names of the
-reference; docs/alignment.md shows one, and `astray map` drafts it. Applied when rows are read, before they are paired.
+reference; docs/decides/alignment.md shows one, and `astray map` drafts it. Applied when rows are read, before pairing.
 """
 
 from __future__ import annotations

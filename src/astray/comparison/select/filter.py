@@ -5,8 +5,8 @@ r"""Filter expressions: a small language that says which rows of a comparison to
 
 Parsed by hand into a tree of conditions, each of which gives a mask over the rows, a column at a time: a text is looked
 for among the few distinct values of its column, not in every row. What is not known (NaN, a tensor that one run does
-not have) fits no comparison but `!=`, `!~` and `== null`: a negated sign is always the exact opposite. docs/reports.md
-explains the language to users.
+not have) fits no comparison but `!=`, `!~` and `== null`: a negated sign is always the exact opposite.
+docs/reference/reports.md explains the language to users.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ demo.py              the two YAML files that users begin with
 
 from __future__ import annotations
 
-from astray.foreign.hooktools.layout import recognises
+from astray.foreign.hooktools.files import recognises
 from astray.foreign.hooktools.reader import open_dump
 from astray.foreign.hooktools.translator import translate
 

@@ -16,10 +16,8 @@ import numpy.typing as npt
 
 from astray.comparison.comparison import compare
 from astray.errors import CompareError, RunError
-from astray.foreign.hooktools.call_file import place_of
-from astray.foreign.hooktools.comparer_config import DIRECTORY, FILE, METRICS, ComparerConfig, Metric, column, own
-from astray.foreign.hooktools.config_keys import Given
-from astray.foreign.hooktools.layout import CallFile, Label, Numbering, call_file, files_in, runs_in
+from astray.foreign.hooktools.config import DIRECTORY, FILE, METRICS, ComparerConfig, Given, Metric, column, own
+from astray.foreign.hooktools.files import CallFile, Label, Numbering, call_file, files_in, place_of, runs_in
 from astray.foreign.hooktools.reader import HooktoolsRank, open_files
 from astray.formatting.terminal import say
 from astray.results.comparison import Comparison
@@ -83,7 +81,7 @@ class Comparer:
     >>> findings.worst[0].site
     'h.2.mlp.proj'
 
-    config: a YAML file, or a dict of what would stand in it; `astray help moving-from-hooktools` has every key.
+    config: a YAML file, or a dict of what would stand in it; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given) -> None:

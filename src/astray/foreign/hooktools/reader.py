@@ -16,13 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import CheckpointContents, Stored, Unread, printable, read_whole
+from astray.checkpoints.stored_tensor import CheckpointContents, Files, Stored, Unread, printable, read_whole
 from astray.checkpoints.torch_files import open_any
 from astray.errors import CheckpointError, RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows, DumpSource, ValueLocation
-from astray.foreign.hooktools.call_file import CLASSES, PARTS, role_of, unwrap
-from astray.foreign.hooktools.layout import INDEX, CallFile, Numbering, file_name, files_in, runs_in
+from astray.foreign.hooktools.files import (
+    CLASSES,
+    INDEX,
+    PARTS,
+    CallFile,
+    Numbering,
+    file_name,
+    files_in,
+    role_of,
+    runs_in,
+    unwrap,
+)
 from astray.records import Kind, Role
 from astray.store import safe_paths as enclosure
 from astray.store.run import RunData

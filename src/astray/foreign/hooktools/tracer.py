@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.adapters import adapter_for
 from astray.capture.recorder import BaseRecorder
 from astray.errors import RecordError
-from astray.foreign.hooktools.config_keys import Given, Keys, expressions, folder_name, one_of, text, texts, truth
-from astray.foreign.hooktools.layout import FileSeries, Label
+from astray.foreign.hooktools.config import Given, Keys, expressions, folder_name, one_of, text, texts, truth
+from astray.foreign.hooktools.files import FileSeries, Label
 from astray.foreign.hooktools.translator import STACKS, translate
 from astray.foreign.live_writer import live_writer
 from astray.log import logger
@@ -56,7 +56,7 @@ class Tracer:
     >>> model(batch).sum().backward()
     >>> trace.untrace()
 
-    config: a YAML file, or a dict of what would stand in it; `astray help moving-from-hooktools` has every key.
+    config: a YAML file, or a dict of what would stand in it; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given, model: nn.Module) -> None:

@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import read_whole
+from astray.checkpoints.stored_tensor import Files, read_whole
 from astray.checkpoints.torch_files import open_any
 from astray.errors import RunExists
 from astray.foreign.array_files import Nest, TorchTensor, write_torch_file
-from astray.foreign.hooktools.call_file import CLASSES, OTHERWISE, NestPath, nest, place_of, plain_leaves
-from astray.foreign.hooktools.layout import FileSeries, Label
+from astray.foreign.hooktools.files import CLASSES, OTHERWISE, FileSeries, Label, NestPath, nest, place_of, plain_leaves
 from astray.store.run import RankRun
 from astray.store.run_info import End, RunInfo
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from astray.foreign.msprobe.tensors import DumpTensor, is_tensor, walk
+from astray.foreign.msprobe.leaves import DumpTensor, is_tensor, walk
 from astray.records import Spelling
 from astray.wording import numeral
 

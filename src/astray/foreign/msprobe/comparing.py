@@ -1,10 +1,11 @@
 """msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
 
-It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells where the results differ.
+It is `astray.compare` and a table of it; docs/coming-from/msprobe.md tells where the results differ.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import datetime
@@ -22,12 +23,13 @@ import numpy.typing as npt
 from astray.comparison.comparison import ComparisonData
 from astray.comparison.comparison import compare as compare_runs
 from astray.comparison.pair.matching import MatchingOptions
-from astray.errors import UsageError
+from astray.errors import AstrayError, UsageError
 from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
 from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
+from astray.formatting.terminal import COULD_NOT, say, tell
 from astray.report.atomic_files import atomic_file
 from astray.report.text import render
-from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
+from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, xlsxwriter_module
 from astray.store import RunData, open_run
 from astray.store import Table as StoredTable
 from astray.store.run import RankRun
@@ -218,7 +220,7 @@ def _text(cell: Cell) -> str:
 
 def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write a workbook; gives its path. What one sheet cannot hold goes on in the next."""
-    library = writer()
+    library = xlsxwriter_module()
     with atomic_file(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})
@@ -248,3 +250,44 @@ def _sheet(book: Any, header: Sequence[str], lines: Sequence[Sequence[Cell]]) ->
                 sheet.write_string(at, column, cell_text(str(cell)))
             else:
                 sheet.write_number(at, column, cell)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+DESCRIPTION = "`python -m astray.compat.msprobe compare -tp A -gp B -o output`: msprobe's command, with its options."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m astray.compat.msprobe`. Returns the exit code: 0, or 2 when it could not do its work."""
+    options = _parser().parse_args(argv)
+    try:
+        files = compare(
+            {"npu_path": options.target_path, "bench_path": options.golden_path},
+            options.output_path,
+            fuzzy_match=options.fuzzy_match,
+            xlsx=options.xlsx,
+            data_mapping=options.data_mapping,
+            cell_mapping=options.cell_mapping,
+            mapping=options.map,
+        )
+    except (AstrayError, OSError) as error:
+        tell(f"msprobe compare: {error}")
+        return COULD_NOT
+    say("\n".join(map(str, files)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m astray.compat.msprobe", description=DESCRIPTION)
+    command = parser.add_subparsers(required=True).add_parser("compare", help="compare two dumps into msprobe's table")
+    add = command.add_argument
+    add("-tp", "--target_path", required=True, help="the dump that may be wrong: a dump.json, or a folder")
+    add("-gp", "--golden_path", required=True, help="the dump that is right")
+    add("-o", "--output_path", default="./output", help="the folder for the table")
+    add("--xlsx", action="store_true", help="a workbook in place of CSV")
+    add("-fm", "--fuzzy_match", action="store_true", help="pair calls by their order, whatever their names")
+    add("-dm", "--data_mapping", help="a YAML file: which entry is which")
+    add("-cm", "--cell_mapping", help="a YAML file: which module is which")
+    add("--map", help="a file of `astray map`")
+    return parser

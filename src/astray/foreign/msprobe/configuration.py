@@ -1,14 +1,15 @@
-"""What a `PrecisionDebugger` was asked for: config.json and the arguments that win over it, checked.
+"""The configuration of a `PrecisionDebugger`: config.json, and the arguments that override it, checked.
 
-Every key of msprobe 26.2.0 is known here: what it means, or that it means nothing for astray (`IDLE`), or why it cannot
-be had (`REFUSED`). A word that nobody knows is an error: msprobe ignores it, and records something else than was meant.
+Every key of msprobe 26.2.0 is known here: what it means, that it has no effect in astray (`IDLE`), or why it is not
+supported (`REFUSED`). An unknown key is an error: msprobe ignores it, and records something else than was meant.
+`EntryFilter` says which entries of a step the configuration selects.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -36,7 +37,7 @@ IDLE = {
     "file_format": "tensors are written as .pt",
     "backward_input": "it is for kernels of the NPU",
 }
-"""Keys that are taken and mean nothing here, and why."""
+"""Keys that are accepted without effect, and why they have none."""
 
 REFUSED = {
     "load": "putting recorded inputs in the place of a module's own is not what a recording does. Leave it out.",
@@ -44,7 +45,7 @@ REFUSED = {
     "request_id": "requests of a server are not told apart. Leave it out.",
     "bench_path": "nothing is compared while it is recorded. Leave it out, and call compare(…) afterwards.",
 }
-"""Keys whose wish cannot be met."""
+"""Keys that are not supported."""
 
 _TASKS_REFUSED = {
     "nan_check": "It asks an NPU for its flags. 'overflow_check' looks at the results, on any device.",
@@ -73,8 +74,8 @@ _COMMON = (
 class Configuration:
     """What is recorded, and where to.
 
-    steps, ranks: which ones; empty for all. scope: the first and the last entry. names: texts of which one must be in
-    the name of an entry. tensors: the same for entries of which statistics are not enough. white, black: functions.
+    steps, ranks: which ones; empty for all. scope: the first and the last entry. names: entries whose name contains one
+    of these texts. tensors: the same for entries whose values are dumped too. white, black: functions.
     overflows: after how many entries with NaN or infinity to stop; None for never.
     """
 
@@ -95,7 +96,7 @@ class Configuration:
     enabled: bool = True
     overflows: int | None = None
     functions: Any = None
-    home: Path = field(default=Path(), compare=False)  # what relative paths are relative to
+    home: Path = field(default=Path(), compare=False)  # the base of relative paths
     file: Path | None = field(default=None, compare=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -109,52 +110,50 @@ class Configuration:
         step: Any = None,
         support_wrap_ops: Any = None,
     ) -> Configuration:
-        """From the file, if there is one, and the arguments, which win. A RecordError says what is wrong."""
-        given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
-        given |= {"support_wrap_ops": support_wrap_ops}
-        given = {name: value for name, value in given.items() if value is not None}
-        home = absolute("")  # a program may go to another folder before the file is read again
-        return _made({}, given, home) if config_path is None else _of_file(Path(config_path), given, home)
+        """From the file, if there is one, and the arguments, which override it. Raises RecordError."""
+        arguments = {"task": task, "dump_path": dump_path, "level": level, "step": step}
+        arguments |= {"support_wrap_ops": support_wrap_ops}
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        home = absolute("")  # a program may change its directory before the file is read again
+        if config_path is None:
+            return _from_keys({}, arguments, home)
+        return _from_file(Path(config_path), arguments, home)
 
     @property
     def version(self) -> tuple[int, ...]:
-        """What changes when the file does."""
+        """The version of the file, to notice that it has changed."""
         return () if self.file is None else version_of(self.file)
 
     def read_again(self) -> Configuration:
-        """What the file says now."""
-        assert self.file is not None, "only a file changes"
-        return _of_file(self.file, self.arguments, self.home)
+        """The configuration by the file as it is now, with the same arguments."""
+        assert self.file is not None, "called only when the file has changed"
+        return _from_file(self.file, self.arguments, self.home)
 
     def differences(self, other: Configuration) -> list[str]:
-        """Where two configurations are not the same, in words."""
+        """The fields in which two configurations differ, in words."""
         return [
-            f"{one.name} {getattr(self, one.name)!r} instead of {getattr(other, one.name)!r}"
-            for one in fields(self)
-            if one.compare and getattr(self, one.name) != getattr(other, one.name)
+            f"{field.name} {getattr(self, field.name)!r} instead of {getattr(other, field.name)!r}"
+            for field in fields(self)
+            if field.compare and getattr(self, field.name) != getattr(other, field.name)
         ]
 
-    def but_for_switch(self, other: Configuration) -> list[str]:
-        """The same, but for `dump_enable`."""
-        return replace(self, enabled=other.enabled).differences(other)
 
-
-def _of_file(path: Path, given: Mapping[str, Any], home: Path) -> Configuration:
-    held = load(path)
-    if not isinstance(held, dict):
-        raise RecordError(f'{path} holds {held!r}. It is a JSON object such as {{"task": "statistics"}}.')
-    functions = held.get("support_wrap_ops")
+def _from_file(path: Path, arguments: Mapping[str, Any], home: Path) -> Configuration:
+    content = load(path)
+    if not isinstance(content, dict):
+        raise RecordError(f'{path} holds {content!r}. It is a JSON object such as {{"task": "statistics"}}.')
+    functions = content.get("support_wrap_ops")
     if isinstance(functions, str):
-        held["support_wrap_ops"] = str(absolute(path.parent / functions))
+        content["support_wrap_ops"] = str(absolute(path.parent / functions))
     try:
-        return replace(_made(held, given, home), file=absolute(path), arguments=given)
+        return replace(_from_keys(content, arguments, home), file=absolute(path), arguments=arguments)
     except RecordError as error:
         raise RecordError(f"In {path}: {error}") from None
 
 
-def _made(held: Mapping[str, Any], given: Mapping[str, Any], home: Path) -> Configuration:
-    """The configuration of what a file holds and of the arguments."""
-    everything = {**held, **given}
+def _from_keys(content: Mapping[str, Any], arguments: Mapping[str, Any], home: Path) -> Configuration:
+    """The configuration of the content of a file and of the arguments."""
+    everything = {**content, **arguments}
     sections = {*_SECTIONS, *_TASKS_REFUSED}
     _check_keys(everything, _COMMON, sections)
     task = _task(everything.get("task"))
@@ -193,12 +192,12 @@ def _made(held: Mapping[str, Any], given: Mapping[str, Any], home: Path) -> Conf
     )
 
 
-def _check_keys(held: Mapping[str, Any], known: tuple[str, ...], besides: Collection[str], where: str = "") -> None:
-    for name, value in held.items():
+def _check_keys(section: Mapping[str, Any], known: tuple[str, ...], sections: Collection[str], where: str = "") -> None:
+    for name, value in section.items():
         if name in REFUSED and name in known and value:
             raise RecordError(f"{where}{name} is {value!r}, which is not possible here: {REFUSED[name]}")
-        if name not in known and name not in besides:
-            hint = did_you_mean(name, [*known, *besides]) or f" There are {', '.join(known)}."
+        if name not in known and name not in sections:
+            hint = did_you_mean(name, [*known, *sections]) or f" There are {', '.join(known)}."
             raise RecordError(f"{where}{name}={value!r} is no key.{hint}")
 
 
@@ -233,7 +232,7 @@ def _level(given: Any, task: str) -> Level:
     return level
 
 
-# -- one value of config.json → what it means, or a RecordError that says what would be right --------------------------
+# -- the values of config.json, checked; errors say what would be right ------------------------------------------------
 
 _FUNCTION = r"(?!Module\.|Cell\.)\w+\..+\.\d+\.(forward|backward)"
 _MODULE = r"(Module|Cell)\..+\.(forward|backward)\.\d+"
@@ -242,7 +241,7 @@ _LARGEST = 1_000_000
 
 
 def numbers(name: str, given: Any) -> tuple[int, ...]:
-    """Steps or ranks as msprobe writes them: numbers, "3", and "4-6", which has its end.
+    """Steps or ranks as msprobe writes them: numbers, "3", and "4-6", which includes 6.
 
     >>> numbers("step", [0, "4-6"])
     (0, 4, 5, 6)
@@ -251,26 +250,26 @@ def numbers(name: str, given: Any) -> tuple[int, ...]:
         return ()
     if not isinstance(given, list | tuple | range):
         raise RecordError(f'{name} is {given!r}. It is a list such as [0, "4-6"]; [] means all.')
-    found: set[int] = set()
-    for one in given:
-        span = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", one) if isinstance(one, str) else None
+    chosen: set[int] = set()
+    for item in given:
+        span = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", item) if isinstance(item, str) else None
         if span is not None:
             first, last = int(span[1]), int(span[2] or span[1])
-        elif isinstance(one, int) and not isinstance(one, bool):
-            first = last = one
+        elif isinstance(item, int) and not isinstance(item, bool):
+            first = last = item
         else:
-            raise RecordError(f'{name} has {one!r}. It holds whole numbers, or spans such as "4-6".')
+            raise RecordError(f'{name} has {item!r}. It holds whole numbers, or spans such as "4-6".')
         if not 0 <= first <= last <= _LARGEST:
-            raise RecordError(f"{name} has {one!r}. Its numbers go from 0 to {_LARGEST:,}, the smaller one first.")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+            raise RecordError(f"{name} has {item!r}. Its numbers go from 0 to {_LARGEST:,}, the smaller one first.")
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
 
 
 def scope(given: Any, level: str) -> tuple[str, str] | None:
-    """The names of two entries, as this level has them."""
+    """The names of two entries, in the form they have at this level."""
     if not given:
         return None
-    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(name, str) for name in given):
         raise RecordError(f"scope is {given!r}. It is two names, the first and the last entry that are dumped.")
     if level == "debug":
         raise RecordError("scope is given at level 'debug', where only what you save is recorded. Leave out either.")
@@ -295,18 +294,18 @@ def texts(section: Mapping[str, Any], name: str) -> tuple[str, ...]:
     given = section.get(name)
     if given is None:
         return ()
-    if not isinstance(given, list | tuple) or not all(isinstance(one, str) and one for one in given):
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) and text for text in given):
         raise RecordError(f'{name} is {given!r}. It is a list of names, or of parts of names: ["relu"].')
     return tuple(given)
 
 
 def words(section: Mapping[str, Any], name: str, known: tuple[str, ...]) -> set[str]:
     """A list of known words."""
-    found = texts(section, name)
-    for word in found:
+    chosen = texts(section, name)
+    for word in chosen:
         if word not in known:
             raise RecordError(f"{name} has {word!r}. It holds {', '.join(known)}.{did_you_mean(word, known)}")
-    return set(found)
+    return set(chosen)
 
 
 def word(section: Mapping[str, Any], name: str, known: tuple[str, ...], default: str) -> str:
@@ -319,9 +318,78 @@ def word(section: Mapping[str, Any], name: str, known: tuple[str, ...], default:
     return str(given)
 
 
-def flag(held: Mapping[str, Any], name: str, default: bool) -> bool:
+def flag(section: Mapping[str, Any], name: str, default: bool) -> bool:
     """True or false."""
-    given = held.get(name)
+    given = section.get(name)
     if given is not None and not isinstance(given, bool):
         raise RecordError(f"{name} is {given!r}. It is true or false.")
     return default if given is None else given
+
+
+# -- which entries it selects ------------------------------------------------------------------------------------------
+
+_FORWARD = re.compile(r"\.forward(\.\d+)?$")
+_GRADIENT = re.compile(r"(.+)\.parameters_grad(?:\.(\d+))?")
+
+
+class EntryFilter:
+    """Which entries of one step are dumped: `list`, `scope`, `tensor_list`, `white_list` and `black_list`.
+
+    Called once for each entry, in the order in which they start.
+
+    >>> selects = EntryFilter(Configuration(Path("dump"), level="mix", names=("fc1",)))
+    >>> selects("Module.fc1.Linear.forward.0"), selects("Functional.linear.0.forward", ["Module.fc1.Linear.forward.0"])
+    (True, True)
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._names = configuration.names
+        self._scope = configuration.scope
+        self._by_module = configuration.level == "mix"  # naming a module selects everything inside it
+        self._white, self._black = frozenset(configuration.white), frozenset(configuration.black)
+        self._forward = "forward" in configuration.phases
+        self._in_scope = self._closing = False
+
+    @staticmethod
+    def is_needed(configuration: Configuration) -> bool:
+        """False when every entry is selected."""
+        criteria = (configuration.names, configuration.scope, configuration.white, configuration.black)
+        return any(criteria) or "forward" not in configuration.phases
+
+    def __call__(self, name: str, around: Sequence[str] = ()) -> bool:
+        """Whether an entry is dumped. around: the entries of the modules around it."""
+        if not self._is_in_scope(name, around):  # which keeps state, so it is called for every entry
+            return False
+        return self._is_of_phase(name) and self._is_listed(name, around) and self._is_of_chosen_function(name)
+
+    def _is_in_scope(self, name: str, around: Sequence[str]) -> bool:
+        """From the start of the first entry to the end of the last, whatever is inside it included."""
+        if self._scope is None:
+            return True
+        begin, end = self._scope
+        if self._closing and name != end and end not in around:
+            self._in_scope = self._closing = False
+        if name == begin:
+            self._in_scope, self._closing = True, False
+        if name == end and self._in_scope:
+            self._closing = True
+        return self._in_scope
+
+    def _is_of_phase(self, name: str) -> bool:
+        """Forward calls are recorded in any case, since backward calls are numbered by them, and left out here."""
+        return self._forward or not _FORWARD.search(name)
+
+    def _is_listed(self, name: str, around: Sequence[str]) -> bool:
+        if not self._names:
+            return True
+        gradient = _GRADIENT.fullmatch(name)  # goes with the backward of its module
+        names = [name, f"{gradient[1]}.backward.{gradient[2] or 0}"] if gradient else [name]
+        if self._by_module:
+            names += around
+        return any(part in candidate for candidate in names for part in self._names)
+
+    def _is_of_chosen_function(self, name: str) -> bool:
+        if not self._white and not self._black:
+            return True
+        function = ".".join(name.split(".")[1:-2])
+        return function not in self._black and (not self._white or function in self._white)

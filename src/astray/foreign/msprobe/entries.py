@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from astray.foreign.msprobe.arguments import NODE, OWN, arrangement, order_of
-from astray.foreign.msprobe.leaves import Leaf, scalar
+from astray.foreign.msprobe.leaves import DEEPEST, Leaf, scalar
 from astray.foreign.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
-from astray.foreign.msprobe.tensors import DEEPEST
 from astray.records import ROOT, Frame, SpelledFrame, Spelling
 from astray.safe_text import read_plain
 from astray.wording import numeral

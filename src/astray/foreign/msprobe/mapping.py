@@ -16,7 +16,7 @@ import numpy as np
 from astray.capture.config_file import load
 from astray.comparison.pair.mapping import Mapping
 from astray.errors import CompareError, RecordError
-from astray.foreign.msprobe.run_names import Names
+from astray.foreign.msprobe.run_entries import Names
 from astray.records import Role
 from astray.store import DictionaryColumn, RunData, Table
 from astray.store.convert import RenamedRank

@@ -23,15 +23,15 @@ from astray.foreign.msprobe.files import (
     FILES,
     Document,
     StepFolder,
+    form,
     places,
     read_construct,
     read_document,
     read_stacks,
 )
-from astray.foreign.msprobe.identities import EntryFacts
+from astray.foreign.msprobe.leaves import Tensors
 from astray.foreign.msprobe.names import parse
-from astray.foreign.msprobe.steps import StepReader
-from astray.foreign.msprobe.tensors import Tensors, form
+from astray.foreign.msprobe.steps import EntryFacts, StepReader
 from astray.store.run import RankRun, RankSource, RunData
 from astray.store.run_info import RunInfo
 from astray.wording import counted

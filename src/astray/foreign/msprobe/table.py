@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -16,9 +17,9 @@ import numpy as np
 
 from astray.comparison.comparison import ComparisonData
 from astray.comparison.verdict import AGREEING, BAD, LABELS
-from astray.foreign.msprobe.run_names import EntryName, Names
-from astray.foreign.msprobe.table_scalars import TENSOR, ArgumentPair, ScalarArguments
+from astray.foreign.msprobe.run_entries import TENSOR, EntryName, Names, ScalarArguments
 from astray.store import RunData
+from astray.wording import as_utf8
 
 Mode = Literal["all", "summary", "md5"]
 Cell = str | float | int | bool
@@ -349,3 +350,73 @@ def _differences(npu: list[float | None], bench: list[float | None]) -> list[Cel
 
 def _most(limit: float) -> str:
     return f" where no more than {limit:.2g} can be explained" if limit else " where nothing may differ"
+
+
+# -- arguments that are not tensors ------------------------------------------------------------------------------------
+
+NO_FILES = str(["-1", "-1"])
+
+
+class ArgumentPair(NamedTuple):
+    """One argument on both sides. A side without it has no name."""
+
+    npu: str
+    bench: str
+    value: Any
+    other: Any
+
+    def cells(self, mode: str, stacks: bool) -> list[Cell]:
+        """A row of the table."""
+        agrees = bool(self.bench) and self.value == self.other and type(self.value) is type(self.other)
+        messages = [] if agrees else [self._difference()]
+        result = "pass" if agrees else "error" if self.bench else "warning"
+        forms = [_class_and_shape(self.value), _class_and_shape(self.other) if self.bench else (MISSING, MISSING)]
+        found: list[Cell] = [self.npu, self.bench or MISSING]
+        found += [forms[0][0], forms[1][0], forms[0][1], forms[1][1], MISSING, MISSING]
+        found += self._middle(mode, agrees)
+        found += [True if self.bench else MISSING, result, json.dumps(messages, ensure_ascii=False)]
+        return [*found, *([MISSING] if stacks else []), *([NO_FILES] if mode == "all" else [])]
+
+    def _difference(self) -> str:
+        if not self.bench:
+            return "only in NPU: Bench has no such argument"
+        return f"the argument is {self.value!r} in NPU and {self.other!r} in Bench"
+
+    def _middle(self, mode: str, agrees: bool) -> list[Cell]:
+        sides = [self.value, *([self.other] if self.bench else [])]
+        if mode == "md5":
+            prints: list[Cell] = [f"{zlib.crc32(as_utf8(str(one))):08x}" for one in sides]
+            return [*prints, *([MISSING] * (2 - len(sides)))]
+        summary: list[Cell] = [_shown(one) for one in sides for _ in range(4)]
+        summary += [MISSING] * (8 - len(summary))
+        if mode == "all":
+            return [*([UNSUPPORTED if self.bench else MISSING] * 6), *summary]
+        return [*_argument_differences(self.value, self.other, agrees), *summary]
+
+
+def _argument_differences(value: Any, other: Any, agrees: bool) -> list[Cell]:
+    if agrees:
+        return [0] * 8
+    numbers = [one for one in (value, other) if isinstance(one, int | float) and not isinstance(one, bool)]
+    if len(numbers) < 2:
+        return [MISSING] * 8
+    difference = numbers[0] - numbers[1]
+    relative = f"{abs(difference / numbers[1]) * 100}%" if numbers[1] else MISSING
+    return [*([difference] * 4), *([relative] * 4)]
+
+
+def _class_and_shape(value: Any) -> tuple[str, str]:
+    """What stands for the dtype and the shape of an argument."""
+    if value is None:
+        return MISSING, MISSING
+    if _is_size(value):
+        return "torch.Size", value[len("torch.Size(") : -1]
+    return f"<class '{type(value).__name__}'>", "[]"
+
+
+def _shown(value: Any) -> Cell:
+    return "None" if value is None or _is_size(value) else value
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("torch.Size(")

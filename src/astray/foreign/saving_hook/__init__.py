@@ -7,7 +7,7 @@ hook.py      puts the hooks in place: a recording of outputs and one of gradient
 checker.py   two folders → a CSV for each rank
 
 The format knows micro steps, which count forwards from 0, and no steps: as a Run everything is in step 0.
-docs/moving-from-saving-hook.md has the rest.
+docs/coming-from/saving-hook.md has the rest.
 """
 
 from __future__ import annotations

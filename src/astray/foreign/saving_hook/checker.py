@@ -6,17 +6,20 @@ in a file beside the result. All numbers are of float64, over the whole tensor, 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import Progress
-from astray.errors import RunError
+from astray.errors import AstrayError, RunError
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import FOLDERS, Folder, RankListing, list_rank, rank_folders
+from astray.foreign.saving_hook.files import FOLDERS, RESULTS, Folder, RankListing, list_rank, rank_folders
+from astray.formatting.terminal import COULD_NOT, say, tell
+from astray.formatting.terminal import Progress as ProgressLine
 from astray.report.atomic_files import atomic_file
 from astray.stats import Strided, contrast
 from astray.stats.moments import Moments, moments
@@ -193,3 +196,41 @@ def describe(checked: CheckerResult) -> Iterator[str]:
     yield from (f"    {name}: {note}" if name else f"    {note}" for name, note in few)
     if len(checked.notes) > len(few):
         yield f"    and {len(checked.notes) - len(few):,} more, in {checked.notes_file}"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks two folders; the exit code is 0 whatever the numbers are, and 2 when it could not be done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m astray.compat.saving_hook",
+        description="Compares the tensors that two folders of the saving hook have in common, and writes a CSV for "
+        "each rank into A/tensors/compare_rst and A/grads/compare_rst.",
+    )
+    parser.add_argument("--pathA", required=True, type=Path, metavar="A", help="one folder; the results are put there")
+    parser.add_argument("--pathB", required=True, type=Path, metavar="B", help="the other")
+    options = parser.parse_args(argv)
+    try:
+        _check_folders(options.pathA, options.pathB)
+    except (AstrayError, OSError) as error:
+        tell(f"{parser.prog}: {_sentence(error)}")
+        return COULD_NOT
+    return 0
+
+
+def _check_folders(a: Path, b: Path) -> None:
+    jobs, problems = plan(a, b)
+    for problem in problems:
+        say(problem)
+    for job in jobs:
+        with ProgressLine(f"comparing {job.folder} of rank {job.rank}") as progress:
+            checked = check(job, a / job.folder / RESULTS, progress)
+        for line in describe(checked):
+            say(line)
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror or error}."

@@ -1,8 +1,11 @@
-"""Reads a ".pkl" of torch_npu.hooks, which is no pickle: each line is `[name, values, dtype, shape]` in JSON.
+"""The ".pkl" of torch_npu.hooks, which is not a pickle: each line is `[name, values, dtype, shape]` in JSON.
 
-A file is gone through once without looking at its values; they are parsed when they are read. With `sample=True` a line
-has the first ten values, then maximum, minimum and mean. Which of the two a line is, its length says; for a tensor with
+A file is scanned once without parsing its values; they are parsed when they are read. With `sample=True` a line has the
+first ten values, then maximum, minimum and mean. The number of values tells whether a line is sampled; for a tensor of
 13 elements it does not, and then the rest of the file decides.
+
+Python's JSON writes NaN and Infinity as bare words, and so do these dumps. The original tool converts every tensor to
+float32 first; astray writes each number as it is.
 """
 
 from __future__ import annotations
@@ -13,32 +16,33 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.foreign.dump_rows import ValueLocation, shape_of
-from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, DumpedTensor, Floats, TensorName, TorchNpuDump, parse
 from astray.part import Part
 from astray.records import Statistics
-from astray.stats import DTYPES
+from astray.stats import DTYPES, Strided, decode, measure
 
 _HEAD = re.compile(rb'\s*\[\s*("(?:[^"\\]|\\.){1,2000}")\s*,\s*\[')
 _TAIL = re.compile(rb'\]\s*,\s*"([^"\\]{1,200})"\s*,\s*(\[[\d\s,]*\])\s*\]\s*$')
 _LONGEST_TAIL = 4096
-_LOOKED_AT = 1 << 16
-"""How much of a file is looked at to tell what it is."""
+_PROBED_BYTES = 1 << 16
+"""How many bytes of a file are read to recognise it."""
 
-_MOST_TOLD = 5
-"""How many lines that cannot be read become a problem each; the rest is counted."""
+_MOST_REPORTED = 5
+"""How many unreadable lines are reported one by one; the rest is counted."""
 
 _PICKLES = (b"\x80", b"PK\x03\x04")
 
 
 class Line(NamedTuple):
-    """A line that could be read; its values lie from `start` to `end` in the file, and there are `values` of them."""
+    """A line that could be read. Its values lie from byte `start` to `end` of the file; `values` is their number."""
 
     number: int
     text: str
@@ -51,13 +55,13 @@ class Line(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers the whole tensor has."""
-        pairs = 2 if self.dtype in DTYPES and DTYPES[self.dtype].kind == "complex" else 1
-        return math.prod(self.shape) * pairs
+        """How many numbers the whole tensor has: two for each complex element."""
+        per_element = 2 if self.dtype in DTYPES and DTYPES[self.dtype].kind == "complex" else 1
+        return math.prod(self.shape) * per_element
 
     @property
-    def could_be(self) -> tuple[bool, bool]:
-        """Whether it could hold every value, and whether it could be sampled."""
+    def may_be(self) -> tuple[bool, bool]:
+        """Whether the line may hold the whole tensor, and whether it may be sampled, by its number of values."""
         return self.values == self.size, self.values == min(self.size, SAMPLE) + SUMMARY
 
 
@@ -65,29 +69,32 @@ def recognises(path: Path) -> bool:
     """Whether a file looks like such a dump: any line near its beginning does."""
     try:
         with path.open("rb") as file:
-            beginning = file.read(_LOOKED_AT)
+            beginning = file.read(_PROBED_BYTES)
     except OSError:
         return False
-    return any(_name(found) is not None for found in map(_HEAD.match, beginning.split(b"\n")) if found)
+    return any(_name(head) is not None for head in map(_HEAD.match, beginning.split(b"\n")) if head)
 
 
 def read(path: Path) -> TorchNpuDump:
     """The tensors of a file. Raises RunError where it is something else."""
-    found, problems, is_cut = _lines(path)
-    if not found:
-        raise RunError(nothing_there(path, problems))
-    certain = {line.could_be for line in found} - {(True, True), (False, False)}
-    sampled = certain == {(False, True)}
+    lines, problems, is_cut = _lines(path)
+    if not lines:
+        raise RunError(_why_no_lines(path, problems))
+    certain = {line.may_be for line in lines} - {(True, True), (False, False)}
+    file_is_sampled = certain == {(False, True)}
     tensors = []
-    for line in found:
-        all_of_it, some_of_it = line.could_be
-        if not all_of_it and not some_of_it:
+    for line in lines:
+        may_be_whole, may_be_sampled = line.may_be
+        if not may_be_whole and not may_be_sampled:
             problems.append(
                 f"Line {line.number} of {path.name} has {line.values} values for a tensor of {line.size} elements, "
                 "which are neither all nor a sample. They are left out."
             )
-        tensors.append(_dumped(path, line, some_of_it and (sampled or not all_of_it)))
-    return TorchNpuDump(tensors, few(problems, path.name), is_cut)
+        tensors.append(_dumped(path, line, may_be_sampled and (file_is_sampled or not may_be_whole)))
+    more = len(problems) - _MOST_REPORTED
+    if more > 1:
+        problems = [*problems[:_MOST_REPORTED], f"{more} more lines of {path.name} are damaged."]
+    return TorchNpuDump(tensors, problems, is_cut)
 
 
 def _lines(path: Path) -> tuple[list[Line], list[str], bool]:
@@ -104,7 +111,7 @@ def _lines(path: Path) -> tuple[list[Line], list[str], bool]:
                     is_cut = True
                     problems.append(f"Line {number}, the last of {path.name}, was cut after {len(raw):,} bytes.")
                 elif raw.strip():
-                    problems.append(f"Line {number} of {path.name} is left out: {what_is_wrong(raw)}.")
+                    problems.append(f"Line {number} of {path.name} is left out: {_damage_of(raw)}.")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     return lines, problems, is_cut
@@ -143,7 +150,7 @@ def _dumped(path: Path, line: Line, is_sampled: bool) -> DumpedTensor:
     load = partial(_numbers, path, line, place)
     whole = line.values == line.size if not is_sampled else line.size <= SAMPLE
     values = statistics = None
-    if any(line.could_be) and known:
+    if any(line.may_be) and known:
         nbytes = math.prod(line.shape) * DTYPES[line.dtype].itemsize
         if whole:
             values = ValueLocation((path, line.start), partial(_elements, load, line, line.shape, place), nbytes)
@@ -160,7 +167,6 @@ def _dumped(path: Path, line: Line, is_sampled: bool) -> DumpedTensor:
     return DumpedTensor(
         line.name,
         line.text,
-        place,
         line.dtype,
         line.shape,
         numbers=partial(_floats, load),
@@ -195,10 +201,10 @@ def _numbers(path: Path, line: Line, place: str) -> Array:
             text = file.read(line.end - line.start)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
-    found = numbers.read(text, place)
-    if len(found) != line.values:
+    numbers = parse_numbers(text, place)
+    if len(numbers) != line.values:
         raise RunError(f"{path} has changed since it was opened. Open it again.")
-    return found
+    return numbers
 
 
 def _floats(load: partial[Array]) -> Floats:
@@ -206,37 +212,31 @@ def _floats(load: partial[Array]) -> Floats:
 
 
 def _elements(load: partial[Array], line: Line, shape: tuple[int, ...], place: str) -> Array:
-    pairs = line.size // max(math.prod(line.shape), 1) or 1
-    wanted = load()[: math.prod(shape) * pairs]
-    return numbers.as_elements(wanted, line.dtype, place).reshape(shape)
+    per_element = line.size // max(math.prod(line.shape), 1) or 1
+    numbers = load()[: math.prod(shape) * per_element]
+    return as_elements(numbers, line.dtype, place).reshape(shape)
 
 
 def _summary(path: Path, line: Line) -> Statistics | None:
-    """What the last three numbers say, as another tool summed them up; what is not finite among them is not there."""
+    """The maximum, minimum and mean at the end of a sampled line; one that is not finite is left out."""
     try:
-        top, low, mean = (float(one) for one in _numbers(path, line, "")[-SUMMARY:])
+        top, low, mean = (float(number) for number in _numbers(path, line, "")[-SUMMARY:])
     except RunError:
-        return None  # whoever asks for the values hears of it
-    lowest, highest, middle = (one if math.isfinite(one) else None for one in (low, top, mean))
+        return None  # reading the values raises the same error
+    lowest, highest, middle = (number if math.isfinite(number) else None for number in (low, top, mean))
     absmax = None if lowest is None or highest is None else max(abs(lowest), abs(highest))
     return Statistics(lowest, highest, middle, None, None, absmax, -1, -1, -1, math.prod(line.shape))
 
 
-def few(problems: list[str], name: str) -> list[str]:
-    """The first problems of a file, and how many more there are."""
-    more = len(problems) - _MOST_TOLD
-    return [*problems[:_MOST_TOLD], f"{more} more lines of {name} are damaged."] if more > 1 else problems
-
-
-def what_is_wrong(raw: bytes) -> str:
+def _damage_of(raw: bytes) -> str:
     """What is wrong with a line, in a few words."""
     try:
-        found = json.loads(raw)
+        content = json.loads(raw)
     except (ValueError, RecursionError):
         return "it is not JSON"
-    if not isinstance(found, list) or len(found) != 4:
+    if not isinstance(content, list) or len(content) != 4:
         return "it is not [name, values, dtype, shape]"
-    return next(_wrong_parts(*found), "its values are no plain list of numbers")
+    return next(_wrong_parts(*content), "its values are no plain list of numbers")
 
 
 def _wrong_parts(name: object, values: object, dtype: object, shape: object) -> Iterator[str]:
@@ -250,7 +250,7 @@ def _wrong_parts(name: object, values: object, dtype: object, shape: object) -> 
         yield f"its shape is {str(shape)[:40]!r}"
 
 
-def nothing_there(path: Path, problems: list[str]) -> str:
+def _why_no_lines(path: Path, problems: list[str]) -> str:
     """Why a file is not a dump, and what it may be instead."""
     with path.open("rb") as file:
         beginning = file.read(4)
@@ -262,3 +262,111 @@ def nothing_there(path: Path, problems: list[str]) -> str:
     if not beginning:
         return f"{path} is empty: nothing was dumped, or the program ended before anything was."
     return " ".join([f"{path} has no line of torch_npu.hooks.", *problems[:1]])
+
+
+# -- the numbers of a line ---------------------------------------------------------------------------------------------
+
+_DECODER = msgspec.json.Decoder(list[int | float])
+
+
+def parse_numbers(text: bytes, place: str) -> Array:
+    """The numbers between the brackets of a JSON list. Raises RunError where it holds anything else."""
+    try:
+        values = _decode_list(b"[%s]" % text)
+        numbers = np.array(values) if values else np.empty(0)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise RunError(f"The values of {place} are no numbers: {error}.") from None
+    if numbers.dtype.kind not in "iufb" or numbers.ndim != 1:
+        raise RunError(f"The values of {place} are no plain list of numbers.")
+    return numbers
+
+
+def _decode_list(text: bytes) -> Any:
+    """By msgspec; Python's own parser knows NaN and Infinity, but takes ten times as long."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.MsgspecError:
+        return json.loads(text)
+
+
+def as_elements(numbers: Array, dtype: str, place: str) -> Array:
+    """Numbers as flat elements of a dtype, in its storage type; a complex element is two numbers."""
+    kind = DTYPES[dtype]
+    if kind.kind == "bool":
+        return np.not_equal(numbers, 0)
+    if kind.kind == "int":
+        with np.errstate(invalid="ignore"):
+            whole = numbers.astype(kind.storage)
+        if not np.array_equal(whole, numbers):
+            first_other = numbers[np.flatnonzero(whole != numbers)[0]].item()
+            raise RunError(f"{place} says that it is {dtype}, and holds {first_other}.")
+        return whole
+    part = DTYPES[kind.part]
+    with np.errstate(over="ignore"):
+        if part.storage.kind == "f":
+            elements = numbers.astype(part.storage)
+        elif kind.part == "bfloat16":
+            elements = _bfloat16(numbers.astype(np.float32))
+        else:
+            elements = _nearest(numbers.astype(np.float32), kind.part)
+    return elements.view(kind.storage)
+
+
+def as_numbers(elements: Array, dtype: str) -> Array:
+    """Stored elements as numbers that JSON can write: flat, a complex element as two."""
+    if DTYPES[dtype].kind == "bool":
+        return elements.reshape(-1).astype(np.int8)
+    plain = elements if elements.dtype.kind in "iuf" and DTYPES[dtype].kind == "int" else decode(elements, dtype)
+    return plain.reshape(-1)
+
+
+def format_numbers(numbers: Array, more: tuple[float, ...] = ()) -> str:
+    """Numbers, followed by `more`, as a JSON list."""
+    plain = [*numbers.tolist(), *more]
+    if np.isfinite(numbers).all() and all(map(math.isfinite, more)):
+        return msgspec.json.encode(plain).decode()
+    return json.dumps(plain)  # slower, but it can write NaN and Infinity
+
+
+def summarise(numbers: Array, known: Statistics | None = None) -> tuple[float, float, float]:
+    """Maximum, minimum and mean of all numbers as torch computes them: a NaN or infinity among them propagates.
+
+    known: statistics of the whole tensor, measured before, where `numbers` may be only its first elements. Of
+    infinities of both signs they have only the sign of the first.
+    """
+    statistics = known or measure(Strided.from_numpy(numbers), fingerprint=False).statistics
+    if statistics is None or statistics.nan or (statistics.max is None and not statistics.inf):
+        return math.nan, math.nan, math.nan
+    top, low, mean = (
+        math.nan if value is None else value for value in (statistics.max, statistics.min, statistics.mean)
+    )
+    if statistics.inf:
+        first = statistics.first_bad_value
+        above = bool(np.isposinf(numbers).any()) or first == math.inf
+        below = bool(np.isneginf(numbers).any()) or first == -math.inf
+        top, low = math.inf if above else top, -math.inf if below else low
+        mean = math.nan if above and below else math.inf if above else -math.inf
+        # where there are no finite elements, the infinity is the other extreme too
+        top, low = (low if math.isnan(top) else top), (top if math.isnan(low) else low)
+    return top, low, mean
+
+
+def _bfloat16(numbers: npt.NDArray[np.float32]) -> Array:
+    """The upper half of the bits, rounded to even; the lower half is 0 for numbers dumped from bfloat16."""
+    bits = numbers.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _nearest(numbers: npt.NDArray[np.float32], dtype: str) -> Array:
+    """The codes of an 8-bit float whose values are nearest to these numbers."""
+    codes = np.arange(256, dtype=np.uint8)
+    decoded = decode(codes, dtype)
+    is_nan = np.isnan(decoded)
+    order = np.argsort(decoded[~is_nan], kind="stable")
+    codes, values = codes[~is_nan][order], decoded[~is_nan][order]
+    above = np.clip(np.searchsorted(values, numbers), 1, len(values) - 1)
+    with np.errstate(invalid="ignore"):
+        nearer_below = np.abs(numbers - values[above - 1]) < np.abs(values[above] - numbers)
+    nearest = codes[np.where(nearer_below | (numbers == values[above - 1]), above - 1, above)]
+    return np.where(np.isnan(numbers), np.argmax(is_nan).astype(np.uint8) if is_nan.any() else 0, nearest)

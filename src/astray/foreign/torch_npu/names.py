@@ -1,7 +1,7 @@
 """A tensor of a dump of torch_npu.hooks, in either of the two forms, and its name, read and written.
 
-In `16_Functional_relu_backward_input.0` the number counts tensors through the whole file, and says nothing of the call.
-The backward pass is named as autograd's nodes see it: `input` are the gradients that a call sends to its inputs,
+In `16_Functional_relu_backward_input.0` the number counts tensors through the whole file; it does not identify the
+call. The backward pass is named as autograd's nodes see it: `input` are the gradients that a call sends to its inputs,
 `output` those that arrive at its outputs.
 """
 
@@ -29,20 +29,20 @@ _NAME = re.compile(r"(?:(\d{1,18})_)?([A-Za-z]+)_(.+)_(forward|backward)_(input|
 _MODULE, _OPERATOR = "Module", "Aten"
 
 NODE = "node."
-"""How the path of a gradient begins that is of an autograd node and not known to be of an argument."""
+"""The prefix of the path of a gradient of an autograd node that is not known to be of an argument."""
 
 SAMPLE = 10
-"""How many values a sampled line begins with: the first of the tensor, in row-major order."""
+"""How many values a sampled line begins with: the first elements of the tensor, in row-major order."""
 
 SUMMARY = 3
 """What follows them: the maximum, the minimum and the mean of the whole tensor."""
 
 
 class TensorName(NamedTuple):
-    """A tensor's name, taken apart.
+    """A tensor's name in its parts.
 
-    number: None in the oldest dumps. prefix, function: what was called: "Functional" and "linear".
-    side: on which side of it the tensor is, and path: which of the tensors there; empty where there is one alone.
+    number: None in the oldest dumps. prefix, function: what was called, such as "Functional" and "linear".
+    side: whether the tensor is an input or an output. path: its position there; empty where there is only one.
     """
 
     number: int | None
@@ -53,33 +53,32 @@ class TensorName(NamedTuple):
     path: str
 
     @property
-    def called(self) -> str:
-        """What was called, and in which pass: what the tensors of one call share."""
+    def operator(self) -> str:
+        """The function and the pass, which the tensors of one call share: "Functional_linear_forward"."""
         return f"{self.prefix}_{self.function}_{self.phase}"
 
     @property
     def unnumbered(self) -> str:
-        """The name without its number: what pairs the tensors of two dumps."""
-        return f"{self.called}_{self.side}{'.' * bool(self.path)}{self.path}"
+        """The name without its number, by which the tensors of two dumps are paired."""
+        return f"{self.operator}_{self.side}{'.' * bool(self.path)}{self.path}"
 
     @property
     def role(self) -> Role:
-        """The role as astray sees it: what flows into a call is its input, in the backward pass too."""
+        """The role in astray's records: what flows into a call is its input, in the backward pass too."""
         return self.side if self.phase == "forward" else "output" if self.side == "input" else "input"
 
 
 class DumpedTensor(NamedTuple):
-    """A tensor as the dump has it.
+    """A tensor of a dump.
 
-    text: its name as it is written, `name` the same taken apart. place: where it stands, in words.
-    numbers: gives what the dump holds of it, in float64, one after another. Raises RunError.
-    is_sampled: that is some of its values, and three numbers that say something of all.
-    counts_tensors: the path in its name counts the tensors on its side, of which a lone one is number 0.
+    text: its name as written; `name` is the parsed one.
+    numbers: reads the numbers that the dump holds of it, flat, in float64. Raises RunError.
+    is_sampled: those numbers are its first values, then maximum, minimum and mean of all.
+    counts_tensors: the path in its name counts the tensors on its side, so that a single one is number 0.
     """
 
     name: TensorName
     text: str
-    place: str
     dtype: str
     shape: tuple[int, ...]
     numbers: Callable[[], Floats]
@@ -91,7 +90,7 @@ class DumpedTensor(NamedTuple):
 
 
 class TorchNpuDump(NamedTuple):
-    """The tensors of one rank, in order, and what is wrong with it. `is_cut`: its end shows that it was cut short."""
+    """The tensors of one rank, in order, and its problems. `is_cut`: the end of the dump is missing."""
 
     tensors: list[DumpedTensor]
     problems: list[str]
@@ -99,7 +98,7 @@ class TorchNpuDump(NamedTuple):
 
 
 class FunctionSite(NamedTuple):
-    """What astray calls a function of which the module is not known."""
+    """How astray records a function whose module is not known."""
 
     kind: Kind
     site: str
@@ -107,28 +106,28 @@ class FunctionSite(NamedTuple):
 
 
 def parse(text: str) -> TensorName | None:
-    """What a name says; None when it is none.
+    """A tensor's name in its parts; None when the text is not such a name.
 
     >>> parse("3_Functional_linear_forward_output")
-    Name(number=3, prefix='Functional', function='linear', phase='forward', side='output', path='')
+    TensorName(number=3, prefix='Functional', function='linear', phase='forward', side='output', path='')
     >>> parse("7_Tensor___getitem___backward_input.0").function
     '__getitem__'
     """
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         return None
-    number, prefix, function, phase, side, path = found.groups()
+    number, prefix, function, phase, side, path = match.groups()
     count = None if number is None else int(number)
     return TensorName(count, prefix, function, cast(Phase, phase), cast(Side, side), (path or ".")[1:])
 
 
 def site(prefix: str, function: str) -> FunctionSite:
-    """What astray calls it.
+    """The site, kind and type that astray records a function under.
 
     >>> site("Functional", "linear")
-    Site(kind='function', site='/linear', type='torch.nn.functional.linear')
+    FunctionSite(kind='function', site='/linear', type='torch.nn.functional.linear')
     """
-    if prefix == _MODULE:  # of a module the dump knows the class alone
+    if prefix == _MODULE:  # the dump has only the class of a module
         return FunctionSite("module", f"/{function}", function)
     if prefix == _OPERATOR:
         return FunctionSite("op", f"/aten.{function.partition('.')[0]}", f"aten.{function}")
@@ -138,9 +137,9 @@ def site(prefix: str, function: str) -> FunctionSite:
 
 
 def stem(kind: str, type: str, code: str) -> str | None:
-    """How the names of a call's tensors begin; None when such a call has no name in these dumps.
+    """The beginning of the names of a call's tensors; None for calls that these dumps have no name for.
 
-    code: the line it was called in, which tells `x + y` from `x.add(y)`.
+    code: the line of the call, which distinguishes `x + y` from `x.add(y)`.
 
     >>> stem("function", "torch.nn.functional.linear", ""), stem("module", "Linear", ""), stem("custom", "dict", "")
     ('Functional_linear', 'Module_Linear', None)
@@ -149,14 +148,14 @@ def stem(kind: str, type: str, code: str) -> str | None:
         return f"{_MODULE}_{type}"
     if kind == "op":
         return f"{_OPERATOR}_{type.removeprefix('aten.')}"
-    found = api.function_stem(type, code) if kind in ("function", "collective") else None
-    return None if found is None else found.replace(".", "_", 1)
+    dotted = api.function_stem(type, code) if kind in ("function", "collective") else None
+    return None if dotted is None else dotted.replace(".", "_", 1)
 
 
 def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Side, str]:
-    """On which side a tensor is and how its place there is written.
+    """The side of a tensor and the text of its position there.
 
-    function: the last part of the call's site. role, path: as astray has them.
+    function: the last part of the call's site. role, path: as in astray's records.
 
     >>> written_path("linear", "output", "out", "forward"), written_path("linear", "input", "out", "backward")
     (('output', ''), ('output', '0'))
@@ -164,15 +163,15 @@ def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Si
     ('input', '2')
     """
     if path == "out" or path.startswith("out."):
-        place = path[4:]
-        return "output", place if place or phase != "backward" else "0"
-    if path.startswith(NODE):  # as another dump of this kind had it
+        position = path[4:]
+        return "output", position if position or phase != "backward" else "0"
+    if path.startswith(NODE):  # the run was read from such a dump
         return "input", path[len(NODE) :]
     side: Side = "input" if (role == "input") == (phase != "backward") else "output"
     return side, api.positional(function, path)
 
 
-def order(path: str) -> tuple[tuple[int, int, str], ...]:
-    """What sorts paths: numbers by their size, and before words."""
+def path_order(path: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key for paths: numbers by their value, and before words."""
     parts = ((part, numeral(part)) for part in path.split(".") if part)
     return tuple((1, 0, part) if number is None else (0, number, "") for part, number in parts)

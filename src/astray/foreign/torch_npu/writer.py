@@ -1,12 +1,14 @@
 """Writes the rows of a recording as torch_npu.hooks does: whole calls, one after another, in either of its forms.
 
-Rows come as they are observed: the inputs of a call, then what runs inside of it, then its outputs; gradients of
-several calls may mix. A dump has the tensors of a call together, so a call is held until it is over: a forward call
-when something runs that is not inside of it, a backward call when enough others have begun, or the program goes on.
+Rows come in the order of observation: the inputs of a call, then what runs inside of it, then its outputs; gradients of
+several calls may interleave. A dump has the tensors of a call together, so a call is held until it is over: a forward
+call until something runs that is not inside of it, a backward call until enough others have begun, or a forward call
+does.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from io import FileIO
@@ -18,9 +20,9 @@ import numpy.typing as npt
 
 from astray.errors import RunError, RunExists
 from astray.foreign import array_files as npy
-from astray.foreign.torch_npu import numbers
-from astray.foreign.torch_npu.arrays import dumped_in
-from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, Side, order, stem, written_path
+from astray.foreign.torch_npu.arrays import tensor_files
+from astray.foreign.torch_npu.lines import as_numbers, format_numbers, summarise
+from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, Side, path_order, stem, written_path
 from astray.records import Phase, Role, Statistics
 from astray.stats import DTYPES
 from astray.store.run import RankRun
@@ -28,30 +30,30 @@ from astray.store.run_info import End, RunInfo
 from astray.store.safe_paths import file_name
 from astray.wording import numeral
 
-_OPEN_GRADIENTS = 16
-"""So many backward calls are held: a function of several autograd nodes gets its gradients one by one."""
+_HELD_BACKWARDS = 16
+"""How many backward calls are held: a function of several autograd nodes gets its gradients one by one."""
 _TENSOR_ROLES = ("input", "output")
 
 
 def first_positions(count: int, samples: int) -> npt.NDArray[np.int64]:
-    """Which elements a recording has to keep for sampled lines: the first, in row-major order."""
+    """The positions of the elements that a recording keeps for sampled lines: the first, in row-major order."""
     return np.arange(min(count, samples), dtype=np.int64)
 
 
 class TorchNpuTranslator:
-    """Writes one rank into `form`, which may be replaced by another in between.
+    """Writes one rank into `form`, which may be replaced by another while the recording runs.
 
-    first_only: the rows have the values at `first_positions`, and no others.
+    first_only: rows have the values at `first_positions` only.
     """
 
     def __init__(self, form: DumpForm, *, first_only: bool = False) -> None:
         self.form = form
         self.first_only = first_only
         self.lost: Counter[str] = Counter()
-        self._called: dict[int, CallRow] = {}
+        self._call_rows: dict[int, CallRow] = {}
         self._held: dict[int, PendingCall] = {}
         self._step: int | None = None
-        self._with_modules: bool | None = None  # beside functions, which the tool knows alone, they are left out
+        self._with_modules: bool | None = None  # False where functions were recorded: the tool records nothing else
 
     def take(self, step: int, rows: RankRun) -> None:
         if self._step not in (None, step):
@@ -61,19 +63,19 @@ class TorchNpuTranslator:
         tensors = rows.tensors
         columns = [tensors[name].tolist() for name in ("seq", "role", "path", "dtype", "shape")]
         for row, (seq, role, path, dtype, shape) in enumerate(zip(*columns, strict=True)):
-            called = self._called.get(seq)
-            if called is None or called.stem is None or role not in _TENSOR_ROLES:
-                self.lost[_unnamed(called, role)] += 1
+            call_row = self._call_rows.get(seq)
+            if call_row is None or call_row.stem is None or role not in _TENSOR_ROLES:
+                self.lost[_describe_lost(call_row, role)] += 1
                 continue
-            self._end_others(seq)
-            call = self._held.setdefault(seq, PendingCall(seq, called))
+            self._write_finished(seq)
+            call = self._held.setdefault(seq, PendingCall(seq, call_row))
             call.is_new = True
-            kept = self._kept(rows, row, called, role, path, dtype, shape)
-            if kept is not None:
-                call.tensors.append(kept)
+            tensor = self._tensor(rows, row, call_row, role, path, dtype, shape)
+            if tensor is not None:
+                call.tensors.append(tensor)
 
     def sync(self) -> None:
-        """Calls to which nothing was added since the last time are over; those that still run are not."""
+        """Write the calls that have results and got nothing new since the last sync: they are over."""
         for call in list(self._held.values()):
             if call.has_results and not call.is_new:
                 self._write(call)
@@ -81,7 +83,7 @@ class TorchNpuTranslator:
 
     def step_over(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
         self.write_all()
-        self._called.clear()
+        self._call_rows.clear()
 
     def close(self, end: End) -> None:  # noqa: ARG002 - the format has no place for it
         self.write_all()
@@ -99,48 +101,46 @@ class TorchNpuTranslator:
         if self._with_modules is None and len(calls):
             self._with_modules = "function" not in columns[1]
         for seq, kind, type, site, phase, parent, stack, recompute in zip(*columns, strict=True):
-            is_own = kind == "function" and phase != "update"  # an optimizer's line says nothing of what it calls
-            frames = rows.stack(stack) if is_own and stack is not None and stack >= 0 else []
-            found = stem(kind, type, frames[0].code if frames else "")
+            has_line = kind == "function" and phase != "update"  # the line of `optimizer.step()` is not the call's
+            frames = rows.stack(stack) if has_line and stack is not None and stack >= 0 else []
+            name = stem(kind, type, frames[0].code if frames else "")
             if kind == "module" and not self._with_modules:
-                found = None
+                name = None
                 self.lost["a call of a module, around those of functions"] += 1
             parent = parent if parent is not None and parent >= 0 else None
-            self._called[seq] = CallRow(found, phase, parent, site.rpartition("/")[2], kind, bool(recompute))
-            if found is not None:
+            self._call_rows[seq] = CallRow(name, phase, parent, site.rpartition("/")[2], kind, bool(recompute))
+            if name is not None:
                 self.lost["the module in which a function was called"] += kind != "module" and not site.startswith("/")
                 self.lost["the name of a module"] += kind == "module"
                 self.lost["that a call is a recomputation"] += bool(recompute)
                 self.lost["that a call is part of an update"] += phase == "update"
-        self.lost += Counter()  # without what was met zero times
+        self.lost += Counter()  # drops the zeros
 
-    def _end_others(self, seq: int) -> None:
-        """Write the calls that are over, now that something is seen of this one."""
+    def _write_finished(self, seq: int) -> None:
+        """Write the calls that are over, since a tensor of this one has come."""
         if not self._held or (seq in self._held and len(self._held) == 1):
             return
-        called, around = self._called[seq], {seq, *self._around(seq)}
-        backward = [call for call in self._held.values() if call.called.phase == "backward"]
-        if called.phase == "backward" or called.again:  # else the backward pass is over
-            backward = backward[: max(len(backward) - _OPEN_GRADIENTS, 0)]
-        done = list(backward)
-        done += [call for call in self._held.values() if call.called.phase != "backward" and call.seq not in around]
-        for call in done:
+        row, running = self._call_rows[seq], {seq, *self._enclosing(seq)}
+        finished = [call for call in self._held.values() if call.row.phase == "backward"]
+        if row.phase == "backward" or row.recompute:  # otherwise the backward pass is over
+            finished = finished[: max(len(finished) - _HELD_BACKWARDS, 0)]
+        finished += [call for call in self._held.values() if call.row.phase != "backward" and call.seq not in running]
+        for call in finished:
             self._write(call)
 
-    def _around(self, seq: int) -> list[int]:
+    def _enclosing(self, seq: int) -> list[int]:
         """The calls that a forward call runs in."""
-        found: list[int] = []
-        called = self._called.get(seq)
-        while called is not None and called.phase != "backward":
-            parent = called.parent
-            if parent is None or parent in found:  # a damaged run may go in circles
+        enclosing: list[int] = []
+        row = self._call_rows.get(seq)
+        while row is not None and row.phase != "backward":
+            if row.parent is None or row.parent in enclosing:  # the parents of a damaged run may form a cycle
                 break
-            found.append(parent)
-            called = self._called.get(parent)
-        return found
+            enclosing.append(row.parent)
+            row = self._call_rows.get(row.parent)
+        return enclosing
 
-    def _kept(
-        self, rows: RankRun, row: int, called: CallRow, role: Role, path: str, dtype: str, shape: tuple[int, ...]
+    def _tensor(
+        self, rows: RankRun, row: int, call_row: CallRow, role: Role, path: str, dtype: str, shape: tuple[int, ...]
     ) -> CallTensor | None:
         tensors = rows.tensors
         is_sample = int(tensors.numbers("sampled")[row]) >= 0 and not self.first_only
@@ -149,13 +149,13 @@ class TorchNpuTranslator:
         if elements is None:
             self.lost["a tensor without its values"] += 1
             return None
-        side, place = written_path(called.function, role, path, called.phase)
-        plain = numbers.as_numbers(elements, dtype)
+        side, position = written_path(call_row.function, role, path, call_row.phase)
+        values = as_numbers(elements, dtype)
         if not self.form.sample:
-            return CallTensor(side, place, dtype, shape, plain)
+            return CallTensor(side, position, dtype, shape, values)
         known = Statistics.of({name: tensors.numbers(name)[row].item() for name in Statistics._fields})
-        whole = None if self.first_only and known is None else numbers.summary(plain, known)
-        return CallTensor(side, place, dtype, shape, plain[:SAMPLE].copy(), whole or (math.nan,) * SUMMARY)
+        summary = None if self.first_only and known is None else summarise(values, known)
+        return CallTensor(side, position, dtype, shape, values[:SAMPLE].copy(), summary or (math.nan,) * SUMMARY)
 
     def _write(self, call: PendingCall) -> None:
         del self._held[call.seq]
@@ -166,62 +166,58 @@ class TorchNpuTranslator:
 def translate(
     path: Path, rank: int, info: RunInfo, *, overwrite: bool, sample: bool = False, arrays: bool | None = None
 ) -> TorchNpuTranslator:
-    """A translator that writes a rank: into a ".pkl" of JSON lines, or into a folder of files of numpy's.
+    """A translator that writes a rank: into a ".pkl" of JSON lines, or into a folder of .npy files.
 
-    sample: of each tensor the first ten values, maximum, minimum and mean. arrays: the folder; by default where the
-    path has no ending such as ".pkl".
+    sample: of each tensor the first ten values, maximum, minimum and mean. arrays: whether into a folder; by default
+    where the path has no suffix such as ".pkl".
     """
     arrays = not path.suffix if arrays is None else arrays
-    place = place_of(path, rank, info.world_size, folder=arrays)
+    own_path = rank_path(path, rank, info.world_size, folder=arrays)
     try:
-        if place.is_dir() != arrays and place.exists():
-            raise RunError(f"{place} is {'no' if arrays else 'a'} folder. Give the name of a {_WANTED[arrays]}.")
-        if place.exists() and (not arrays or any(place.iterdir())) and not overwrite:
-            raise RunExists(f"{place} is there already. Choose another, or overwrite it with --force.")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for old in dumped_in(place) if arrays and place.exists() else ():
+        if own_path.is_dir() != arrays and own_path.exists():
+            wanted = "folder" if arrays else "file"
+            raise RunError(f"{own_path} is {'no' if arrays else 'a'} folder. Give the name of a {wanted}.")
+        if own_path.exists() and (not arrays or any(own_path.iterdir())) and not overwrite:
+            raise RunExists(f"{own_path} is there already. Choose another, or overwrite it with --force.")
+        own_path.parent.mkdir(parents=True, exist_ok=True)
+        for old in tensor_files(own_path) if arrays and own_path.exists() else ():
             old.unlink()
-        return TorchNpuTranslator(ArrayFolder(place) if arrays else LineFile(place, sample))
+        return TorchNpuTranslator(ArrayFolder(own_path) if arrays else LineFile(own_path, sample))
     except OSError as error:
-        raise RunError(f"{place} cannot be written: {error.strerror}.") from None
+        raise RunError(f"{own_path} cannot be written: {error.strerror}.") from None
 
 
-_WANTED = {False: "file", True: "folder"}
-
-
-def _unnamed(called: CallRow | None, role: str) -> str:
-    if called is None:
+def _describe_lost(row: CallRow | None, role: str) -> str:
+    """A tensor that the format has no name for, in a few words."""
+    if row is None:
         return "a tensor of a call whose row has gone"
     if role == "gradient":
         return "the gradient of a parameter"
-    if called.kind == "module":
-        named = {"parameter": "a parameter", "state": "a buffer"}
-        return f"{named.get(role, 'a tensor')} of a module"
-    return "a value that the program saved" if called.kind == "custom" else f"a tensor of a {called.kind} call"
+    if row.kind == "module":
+        words = {"parameter": "a parameter", "state": "a buffer"}
+        return f"{words.get(role, 'a tensor')} of a module"
+    return "a value that the program saved" if row.kind == "custom" else f"a tensor of a {row.kind} call"
 
 
-# -- the two forms of a dump, written call by call ---------------------------------------------------------------------
+# -- the two forms of a dump -------------------------------------------------------------------------------------------
 
 MOST_DIGITS = 9
-"""Digits of a tensor's place in the name of a file; `arrays.py` reads no more."""
+"""Digits of a tensor's position in the name of a file; `arrays.py` reads no more."""
 
 
 class CallRow(NamedTuple):
-    """What a call's row says. `stem` is None where these dumps have no name for it.
-
-    again: it is a forward call that is done again for a backward pass.
-    """
+    """What is needed of a call's row. `stem` is None where these dumps have no name for the call."""
 
     stem: str | None
     phase: Phase
     parent: int | None
     function: str
     kind: str
-    again: bool
+    recompute: bool
 
 
 class CallTensor(NamedTuple):
-    """A tensor of a call, on its way into the dump. `summary` is there when `values` are only the first of it."""
+    """A tensor of a call, to be written. `summary` is set where `values` are only its first elements."""
 
     side: Side
     path: str
@@ -234,40 +230,40 @@ class CallTensor(NamedTuple):
 class PendingCall:
     """A call whose tensors are still coming."""
 
-    def __init__(self, seq: int, called: CallRow) -> None:
+    def __init__(self, seq: int, row: CallRow) -> None:
         self.seq = seq
-        self.called = called
+        self.row = row
         self.tensors: list[CallTensor] = []
-        self.is_new = True  # something came since the files were last brought up to date
+        self.is_new = True  # whether a tensor came since the last sync
 
     @property
     def name(self) -> str:
-        phase = "backward" if self.called.phase == "backward" else "forward"
-        return f"{self.called.stem}_{phase}"
+        phase = "backward" if self.row.phase == "backward" else "forward"
+        return f"{self.row.stem}_{phase}"
 
     @property
     def has_results(self) -> bool:
-        return self.called.phase == "backward" or any(one.side == "output" for one in self.tensors)
+        return self.row.phase == "backward" or any(tensor.side == "output" for tensor in self.tensors)
 
     def in_order(self) -> list[CallTensor]:
-        """Inputs before outputs, each by their places."""
-        return sorted(self.tensors, key=lambda one: (one.side == "output", order(one.path)))
+        """Inputs before outputs, both by position."""
+        return sorted(self.tensors, key=lambda tensor: (tensor.side == "output", path_order(tensor.path)))
 
 
 class DumpForm(Protocol):
-    """Where whole calls are written to."""
+    """One of the two forms of a dump, to which whole calls are written."""
 
     sample: bool
 
     def write(self, call: PendingCall, lost: Counter[str]) -> None:
-        """Write a call so that a kill takes no part of it that was written."""
+        """Write a call. What has been written survives a kill."""
 
     def close(self) -> None:
         """Nothing more will come."""
 
 
 class LineFile:
-    """A ".pkl" of JSON lines. A line is written at one go, and nothing waits in memory."""
+    """A ".pkl" of JSON lines. Each line is one unbuffered write."""
 
     def __init__(self, path: Path, sample: bool) -> None:
         self.path = path
@@ -275,12 +271,12 @@ class LineFile:
         self._number = 0
         self._file: FileIO | None = FileIO(path, "wb")
 
-    def write(self, call: PendingCall, lost: Counter[str]) -> None:  # noqa: ARG002 - everything can be said
-        if self._file is None:  # another recording goes on with it
+    def write(self, call: PendingCall, lost: Counter[str]) -> None:  # noqa: ARG002 - loses nothing
+        if self._file is None:  # closed by an earlier recording
             self._file = FileIO(self.path, "ab")
-        for one in call.in_order():
-            name = f"{self._number}_{call.name}_{one.side}{'.' * bool(one.path)}{one.path}"
-            self._file.write(line(name, one).encode())
+        for tensor in call.in_order():
+            name = f"{self._number}_{call.name}_{tensor.side}{'.' * bool(tensor.path)}{tensor.path}"
+            self._file.write(format_line(name, tensor).encode())
             self._number += 1
 
     def close(self) -> None:
@@ -289,14 +285,14 @@ class LineFile:
             self._file = None
 
 
-def line(name: str, one: CallTensor) -> str:
+def format_line(name: str, tensor: CallTensor) -> str:
     """The line of a tensor."""
-    values = numbers.write(one.values, one.summary)
-    return f"[{numbers.text(name)}, {values}, {numbers.text(f'torch.{one.dtype}')}, {list(one.shape)}]\n"
+    values = format_numbers(tensor.values, tensor.summary)
+    return f"[{json.dumps(name)}, {values}, {json.dumps(f'torch.{tensor.dtype}')}, {list(tensor.shape)}]\n"
 
 
 class ArrayFolder:
-    """A folder of numpy's files. A call has two numbers: one for its inputs, one for its outputs."""
+    """A folder of .npy files. A call takes two numbers: one for its inputs, one for its outputs."""
 
     sample = False
 
@@ -307,45 +303,45 @@ class ArrayFolder:
 
     def write(self, call: PendingCall, lost: Counter[str]) -> None:
         for side in ("input", "output"):
-            tensors = [one for one in call.in_order() if one.side == side]
-            taken = {numeral(one.path or "0", MOST_DIGITS) for one in tensors}
-            for one in tensors:
-                place = numeral(one.path or "0", MOST_DIGITS)
-                if place is None:  # a keyword, or inside of a list: there is no word for it in a file's name
+            tensors = [tensor for tensor in call.in_order() if tensor.side == side]
+            taken = {numeral(tensor.path or "0", MOST_DIGITS) for tensor in tensors}
+            for tensor in tensors:
+                position = numeral(tensor.path or "0", MOST_DIGITS)
+                if position is None:  # a keyword, or inside of a list, which a file's name cannot express
                     lost["the place of a tensor inside of an argument"] += 1
-                    place = next(free for free in range(len(taken) + 1) if free not in taken)
-                    taken.add(place)
-                name = self._name(call.name, side, place, one.shape)
+                    position = next(free for free in range(len(taken) + 1) if free not in taken)
+                    taken.add(position)
+                name = self._name(call.name, side, position, tensor.shape)
                 if name is None:
                     lost["the values of a tensor whose name no file can have"] += 1
                 else:
-                    npy.write_npy(self.path / name, self._array(one, lost))
+                    npy.write_npy(self.path / name, self._array(tensor, lost))
             self._number += bool(tensors)
 
     def close(self) -> None:
         """Every file is written and closed."""
 
-    def _name(self, name: str, side: str, place: int, shape: tuple[int, ...]) -> str | None:
+    def _name(self, name: str, side: str, position: int, shape: tuple[int, ...]) -> str | None:
         strides = [int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))]
-        sizes, steps = (",".join(map(str, one)) for one in (shape, strides))
-        form = f"{side}{place}_shape[{sizes}]_stride[{steps}]_offset[0]_format[2]"
-        return file_name(f"{self._number}_{name}_{form}", ".npy")
+        sizes, steps = (",".join(map(str, counts)) for counts in (shape, strides))
+        layout = f"{side}{position}_shape[{sizes}]_stride[{steps}]_offset[0]_format[2]"
+        return file_name(f"{self._number}_{name}_{layout}", ".npy")
 
-    def _array(self, one: CallTensor, lost: Counter[str]) -> Array:
-        kind = DTYPES[one.dtype]
-        if kind.storage.kind == "c":
-            return one.values.view(kind.storage).reshape(one.shape)
-        if kind.kind == "bool":
-            return one.values.astype(np.bool_).reshape(one.shape)
-        if kind.kind != "int" and kind.storage.kind != "f":
-            lost[f"the dtype {one.dtype}, written as {one.values.dtype}"] += 1
-        return one.values.reshape(one.shape) if kind.kind != "complex" else one.values.reshape(*one.shape, 2)
+    def _array(self, tensor: CallTensor, lost: Counter[str]) -> Array:
+        dtype, values = DTYPES[tensor.dtype], tensor.values
+        if dtype.storage.kind == "c":
+            return values.view(dtype.storage).reshape(tensor.shape)
+        if dtype.kind == "bool":
+            return values.astype(np.bool_).reshape(tensor.shape)
+        if dtype.kind != "int" and dtype.storage.kind != "f":
+            lost[f"the dtype {tensor.dtype}, written as {values.dtype}"] += 1
+        return values.reshape(tensor.shape) if dtype.kind != "complex" else values.reshape(*tensor.shape, 2)
 
 
-def place_of(path: Path, rank: int, world_size: int, *, folder: bool) -> Path:
-    """Where a rank writes: at the path itself, or beside the others where there are several.
+def rank_path(path: Path, rank: int, world_size: int, *, folder: bool) -> Path:
+    """Where a rank writes: at the path itself, or with several ranks beside the others.
 
-    >>> place_of(Path("out/npu.pkl"), 1, 2, folder=False)
+    >>> rank_path(Path("out/npu.pkl"), 1, 2, folder=False)
     PosixPath('out/npu_rank1.pkl')
     """
     if world_size <= 1:

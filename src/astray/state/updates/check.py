@@ -1,6 +1,6 @@
-"""Copies what a step of an optimizer begins with, and compares afterwards the update that was made with the one due.
+"""Copies the inputs of an optimizer's step, and compares the update that it made with the one due.
 
-What is measured stays on the tensor's device, as a few float64 numbers, until `updates` fetches all of it at once.
+Measurements stay on the tensor's device, as a few float64 numbers, until `updates` fetches all of them at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astray.errors import UsageError
 from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, rule_of
 from astray.state.updates.table import Updates, judged
 
-_Finding = tuple[dict[str, Any], str | None, Tensor | None]  # what is known of a row, why it is not checked, measures
+_Row = tuple[dict[str, Any], str | None, Tensor | None]  # its facts, why it is not checked, its measures
 
 
 def check_updates(
@@ -29,7 +29,7 @@ def check_updates(
     *,
     pattern: str | None = None,
     rules: Mapping[Any, Rule] | None = None,
-) -> UpdateWatch:
+) -> UpdateChecker:
     """Checks every step of an optimizer, from here to the end of the block, against its own formula in float64.
 
     >>> with astray.state.check_updates(optimizer, model) as checked:
@@ -42,10 +42,10 @@ def check_updates(
         states are copied, so that the whole takes as much memory again as the model and its optimizer.
     rules: formulas for other optimizers, by class or by its name: see `astray.state.updates.rules`.
     """
-    return UpdateWatch(optimizer, model, pattern=pattern, rules=rules)
+    return UpdateChecker(optimizer, model, pattern=pattern, rules=rules)
 
 
-class UpdateWatch:
+class UpdateChecker:
     """The result of `check_updates`. `close` ends it; so does the end of its block."""
 
     def __init__(
@@ -59,37 +59,37 @@ class UpdateWatch:
         self._optimizer = optimizer
         self._rules = rules or {}
         self._names = _names(optimizer, model, pattern)
-        self._held: dict[Tensor, ParameterBefore] = {}
+        self._before: dict[Tensor, ParameterBefore] = {}
         self._scale: Tensor | None = None
         self._skipped = False
         self._step = 0
-        self._found: list[_Finding] = []
+        self._rows: list[_Row] = []
         self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
+            optimizer.register_step_pre_hook(self._on_step_begin),
+            optimizer.register_step_post_hook(self._on_step_end),
         ]
 
     @property
     def updates(self) -> Updates:
-        """What was found so far. All of it is fetched from the device at once."""
-        measured = [one for _, _, one in self._found if one is not None]
+        """The rows so far. Their measures are fetched from each device at once."""
         by_device: dict[torch.device, list[Tensor]] = {}
-        for each in measured:
-            by_device.setdefault(each.device, []).append(each)
-        fetched = {device: iter(torch.stack(ones).tolist()) for device, ones in by_device.items()}
+        for _, _, measures in self._rows:
+            if measures is not None:
+                by_device.setdefault(measures.device, []).append(measures)
+        fetched = {device: iter(torch.stack(tensors).tolist()) for device, tensors in by_device.items()}
         rows = []
-        for known, why, one in self._found:
-            numbers = None if one is None else dict(zip(MEASURES, next(fetched[one.device]), strict=True))
-            rows.append(judged(known, why, numbers))
+        for facts, why, measures in self._rows:
+            numbers = None if measures is None else dict(zip(MEASURES, next(fetched[measures.device]), strict=True))
+            rows.append(judged(facts, why, numbers))
         return Updates(rows)
 
     def close(self) -> None:
         """Removes the hooks: no further step is checked."""
         for handle in self._handles:
             handle.remove()
-        self._held.clear()
+        self._before.clear()
 
-    def __enter__(self) -> UpdateWatch:
+    def __enter__(self) -> UpdateChecker:
         return self
 
     def __exit__(
@@ -99,43 +99,45 @@ class UpdateWatch:
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_inner(sys._getframe(1), optimizer):  # the step of a class that calls that of its base
+    def _on_step_begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_inner(sys._getframe(1), optimizer):  # the step of a base class, called by the optimizer's own
             with torch.no_grad():
-                self._hold(optimizer, makes_gradients=closure_of(args, kwargs) is not None)
+                self._copy_inputs(optimizer, makes_gradients=closure_of(args, kwargs) is not None)
 
-    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _on_step_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_inner(sys._getframe(1), optimizer):
             with torch.no_grad():
-                self._look_at_all(optimizer)
+                self._check_step(optimizer)
 
-    def _hold(self, optimizer: Any, makes_gradients: bool) -> None:
-        # A fused step is given scaled gradients by a GradScaler, and told of infinities only on the way.
+    def _copy_inputs(self, optimizer: Any, makes_gradients: bool) -> None:
+        # A fused step gets scaled gradients from a GradScaler, and learns of infinities only during the step.
         self._scale = getattr(optimizer, "grad_scale", None)
         found_inf = getattr(optimizer, "found_inf", None)
         self._skipped = found_inf is not None and bool(found_inf)
-        self._held.clear()
+        self._before.clear()
         for parameter in self._names:
             gradient = None if makes_gradients else parameter.grad
             states = optimizer.state.get(parameter, {})
-            self._held[parameter] = ParameterBefore(
+            self._before[parameter] = ParameterBefore(
                 _local(parameter).clone(),
                 None if gradient is None else _local(gradient).clone(),
                 {name: _local(value).clone() for name, value in states.items() if is_like(parameter, value)},
             )
 
-    def _look_at_all(self, optimizer: Any) -> None:
+    def _check_step(self, optimizer: Any) -> None:
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
-                held = self._held.pop(parameter, None)
-                if held is not None:
-                    self._look(optimizer, group, self._names[parameter] or f"group{number}.{place}", parameter, held)
+                before = self._before.pop(parameter, None)
+                if before is not None:
+                    self._check_parameter(
+                        optimizer, group, self._names[parameter] or f"group{number}.{place}", parameter, before
+                    )
         self._step += 1
 
-    def _look(
-        self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, held: ParameterBefore
+    def _check_parameter(
+        self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, before: ParameterBefore
     ) -> None:
-        known = {
+        facts = {
             "step": self._step,
             "name": name,
             "shape": tuple(_local(parameter).shape),
@@ -143,20 +145,20 @@ class UpdateWatch:
             "optimizer": type(optimizer).__name__,
             "lr": float(group.get("lr", math.nan)),
         }
-        gradient = held.gradient if held.gradient is not None else parameter.grad
+        gradient = before.gradient if before.gradient is not None else parameter.grad
         weight, measured, why = _local(parameter), None, None
         try:
             if gradient is None or self._skipped:
                 why = "its GradScaler has left the step out" if self._skipped else "it has no gradient"
-                measured = weigh_untouched(held, weight)
+                measured = measure_untouched(before, weight)
             else:
-                measured = self._weighed(optimizer, group, parameter, held, _local(gradient))
+                measured = self._measure(optimizer, group, parameter, before, _local(gradient))
         except NoRuleError as error:
             why = str(error)
-        self._found.append((known, why, measured))
+        self._rows.append((facts, why, measured))
 
-    def _weighed(
-        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, held: ParameterBefore, gradient: Tensor
+    def _measure(
+        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, before: ParameterBefore, gradient: Tensor
     ) -> Tensor:
         if not parameter.is_floating_point() or gradient.layout != torch.strided:
             what = parameter.dtype if gradient.layout == torch.strided else gradient.layout
@@ -164,13 +166,13 @@ class UpdateWatch:
         if self._scale is not None:
             gradient = gradient.double() / self._scale
         after = {name: _local(value) for name, value in optimizer.state.get(parameter, {}).items()}
-        return weigh(held, _local(parameter), gradient, after, group, rule_of(optimizer, self._rules))
+        return measure_update(before, _local(parameter), gradient, after, group, rule_of(optimizer, self._rules))
 
 
 def _names(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, pattern: str | None
 ) -> dict[Tensor, str | None]:
-    """The parameters to look at, by their names; None for one that has none."""
+    """The parameters to check, with their names; None for a parameter without one."""
     known = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if model is not None and parameters and not any(parameter in known for parameter in parameters):
@@ -184,7 +186,7 @@ def _names(
     try:
         wanted = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"{pattern!r} is no regular expression: {error}.") from None
+        raise UsageError(f"{pattern!r} is not a regular expression: {error}.") from None
     matching = {parameter: name for parameter, name in chosen.items() if wanted.match(name or "")}
     if not matching:
         raise UsageError(
@@ -199,11 +201,11 @@ def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "to_local") else value.detach() if isinstance(value, Tensor) else value
 
 
-# -- the update made against the one due, a stretch of elements at a time ----------------------------------------------
+# -- the update made against the one due, a block of elements at a time ------------------------------------------------
 
 
-STRETCH = 1 << 22
-"""Elements taken at a time: a few hundred megabytes in float64, however large the parameter is."""
+BLOCK = 1 << 22
+"""Elements of a block: a few hundred megabytes in float64 for all its copies, however large the parameter is."""
 
 MEASURES = (
     "made",  # sums over the parameter: of (weight after − before)²
@@ -212,7 +214,7 @@ MEASURES = (
     "error",  # of their difference, squared
     "weight",  # of the weight before, squared
     "beyond",  # elements further off than rounding explains
-    "lost",  # elements that should have moved, and that rounding has held in place
+    "lost",  # elements that should have moved, and did not because of rounding
     "owed",  # elements that should have moved
     "moved",  # elements that have moved
     "states",  # elements of states further off than rounding explains
@@ -220,33 +222,33 @@ MEASURES = (
 
 
 class ParameterBefore(NamedTuple):
-    """One parameter as a step finds it, copied."""
+    """Copies of one parameter, its gradient and its states before a step."""
 
     weight: Tensor
     gradient: Tensor | None
     states: Mapping[str, Tensor]
 
 
-def weigh(
-    held: ParameterBefore,
+def measure_update(
+    copied: ParameterBefore,
     weight: Tensor,
     gradient: Tensor,
     after: Mapping[str, Any],
     group: Mapping[str, Any],
     rule: Rule,
 ) -> Tensor:
-    """The `MEASURES` of one parameter: `held` before the step, `weight` and `after` behind it."""
+    """The `MEASURES` of one parameter: `copied` before the step, `weight` and the states `after` it."""
     exact = torch.finfo(weight.dtype)
-    rough = max([exact.eps, *(torch.finfo(one.dtype).eps for one in group.values() if _is_real(one))])
-    pieces = {name: value for name, value in after.items() if is_like(weight, value)}
-    scalars = {name: value for name, value in after.items() if name not in pieces}
-    fineness = {name: torch.finfo(value.dtype) for name, value in pieces.items() if _is_real(value)}
+    rough = max([exact.eps, *(torch.finfo(value.dtype).eps for value in group.values() if _is_real(value))])
+    elementwise = {name: value for name, value in after.items() if is_like(weight, value)}
+    scalars = {name: value for name, value in after.items() if name not in elementwise}
+    precision = {name: torch.finfo(value.dtype) for name, value in elementwise.items() if _is_real(value)}
     total = torch.zeros(len(MEASURES), dtype=torch.float64, device=weight.device)
-    for part in _stretches(weight.numel()):
-        states = {name: _piece(value, part) for name, value in held.states.items()}
-        later = {name: _piece(value, part) for name, value in pieces.items()}
+    for part in _blocks(weight.numel()):
+        states = {name: _piece(value, part) for name, value in copied.states.items()}
+        later = {name: _piece(value, part) for name, value in elementwise.items()}
         before = ParameterState(
-            weight=_piece(held.weight, part),
+            weight=_piece(copied.weight, part),
             gradient=_piece(gradient, part),
             states=states,
             after={**later, **scalars},
@@ -255,33 +257,33 @@ def weigh(
             rough=rough,
             least=exact.eps * exact.tiny,
         )
-        total += _weighed(before, _piece(weight, part), rule, fineness)
+        total += _measured(before, _piece(weight, part), rule, precision)
     return total
 
 
-def weigh_untouched(held: ParameterBefore, weight: Tensor) -> Tensor:
-    """The same of a parameter that should not have moved at all."""
+def measure_untouched(copied: ParameterBefore, weight: Tensor) -> Tensor:
+    """The `MEASURES` of a parameter that should not have moved at all."""
     total = torch.zeros(len(MEASURES), dtype=torch.float64, device=weight.device)
-    for part in _stretches(weight.numel()):
-        before, now = _piece(held.weight, part), _piece(weight, part)
+    for part in _blocks(weight.numel()):
+        before, now = _piece(copied.weight, part), _piece(weight, part)
         moved = _differ(before, now)
         numbers = {"made": _squared(now - before), "weight": _squared(before), "beyond": moved, "moved": moved}
         total += _stacked({name: numbers.get(name, torch.zeros_like(moved)) for name in MEASURES})
     return total
 
 
-def _weighed(before: ParameterState, now: Tensor, rule: Rule, fineness: Mapping[str, torch.finfo]) -> Tensor:
+def _measured(before: ParameterState, now: Tensor, rule: Rule, precision: Mapping[str, torch.finfo]) -> Tensor:
     expected = rule(before)
     due, wrong = expected.change, _is_off(before, now, expected)
     states = torch.zeros_like(wrong)
     for name, term in expected.states.items():
         off = (before.after[name] - term.value).abs()
-        states |= off > ROUNDINGS * fineness[name].eps * (term.size + fineness[name].tiny)
+        states |= off > ROUNDINGS * precision[name].eps * (term.size + precision[name].tiny)
     # A step that keeps its new states in registers moves a weight by what they were before they were rounded.
     unrounded = before._replace(after={**before.after, **{name: term.value for name, term in expected.states.items()}})
-    other = rule(unrounded)
-    right_so = wrong & ~states & ~_is_off(before, now, other)
-    due, wrong = torch.where(right_so, other.change, due), wrong & ~right_so
+    by_unrounded = rule(unrounded)
+    explained = wrong & ~states & ~_is_off(before, now, by_unrounded)
+    due, wrong = torch.where(explained, by_unrounded.change, due), wrong & ~explained
     made, owed, moved = now - before.weight, due != 0, before.weight != now
     return _stacked(
         {
@@ -305,8 +307,8 @@ def _is_off(before: ParameterState, now: Tensor, expected: ExpectedUpdate) -> Te
     return ((now - due).abs() > expected.slack) | (now.isfinite() != due.isfinite())
 
 
-def _stretches(count: int) -> Iterator[slice]:
-    return (slice(start, start + STRETCH) for start in range(0, count, STRETCH))
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
 
 
 def _piece(tensor: Tensor, part: slice) -> Tensor:
@@ -317,8 +319,8 @@ def _squared(values: Tensor) -> Tensor:
     return (values * values).sum()
 
 
-def _differ(one: Tensor, other: Tensor) -> Tensor:
-    return ((one != other) & ~(one.isnan() & other.isnan())).sum()
+def _differ(before: Tensor, after: Tensor) -> Tensor:
+    return ((before != after) & ~(before.isnan() & after.isnan())).sum()
 
 
 def _stacked(numbers: Mapping[str, Tensor]) -> Tensor:

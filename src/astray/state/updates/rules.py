@@ -1,9 +1,9 @@
 """What an optimizer should make of a weight, written as its paper writes it, in float64 and element by element.
 
-A rule is given pieces of tensors, all flat and of one length, and gives the change of the weight and the new states,
-each with the size of the terms it was added up from: rounding is proportional to these, not to what is left of them.
-The change is computed from the states as they *are* after the step (`after`), so that a wrong state and a wrong change
-are told apart.
+A rule gets flat blocks of tensors, all of one length, and returns the change of the weight and the new states, each
+with the size of the terms it is the sum of: rounding is proportional to the terms, not to their sum. The change is
+computed from the states as they *are* after the step (`after`), so that a wrong state and a wrong change have
+different verdicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class ParameterState(NamedTuple):
-    """What a step begins with, of a stretch of one parameter, in float64; and the states that it has left behind."""
+    """A block of one parameter before a step, in float64, and its states after the step."""
 
     weight: Tensor
     gradient: Tensor
@@ -27,7 +27,7 @@ class ParameterState(NamedTuple):
     eps: float
     """The spacing of the numbers of the parameter's dtype, at 1."""
     rough: float
-    """The same of the settings, where these are tensors of less precision."""
+    """The spacing of the settings, where these are tensors of less precision."""
     least: float
     """The smallest spacing of the parameter's dtype, that of subnormal numbers."""
 
@@ -37,14 +37,14 @@ class ParameterState(NamedTuple):
 
 
 class SummedTerm(NamedTuple):
-    """A number, and the size of what it was added up from."""
+    """A number, and the size of the terms it is the sum of."""
 
     value: Tensor
     size: Tensor
 
 
 class ExpectedUpdate(NamedTuple):
-    """What a rule says: how far the weight moves, how wrong rounding alone may make that, and the new states."""
+    """The result of a rule: the change of the weight, the error that rounding may cause, and the new states."""
 
     change: Tensor
     slack: Tensor
@@ -71,7 +71,7 @@ def sgd(b: ParameterState) -> ExpectedUpdate:
     if "momentum_buffer" in b.states:
         old = momentum * b.state("momentum_buffer")
         buffer = SummedTerm(old + keep * gradient.value, old.abs() + abs(keep) * gradient.size)
-    else:  # the first gradient is taken whole
+    else:  # the first gradient is not dampened
         buffer = gradient
     now = _after(b, "momentum_buffer")
     direction, size = now, now.abs()
@@ -91,22 +91,22 @@ def adamw(b: ParameterState) -> ExpectedUpdate:
 
 
 def _adam(b: ParameterState, *, decoupled: bool) -> ExpectedUpdate:
-    (one, two), lr, eps = b.group["betas"], b.group["lr"], b.group["eps"]
+    (beta1, beta2), lr, eps = b.group["betas"], b.group["lr"], b.group["eps"]
     gradient = _ascending(b) if decoupled else _decayed_gradient(b)
-    first = _average(b, b.state("exp_avg"), gradient, one)
+    first = _average(b, b.state("exp_avg"), gradient, beta1)
     squared = SummedTerm(gradient.value**2, gradient.size**2)
-    states = {"exp_avg": first, "exp_avg_sq": _average(b, b.state("exp_avg_sq"), squared, two)}
+    states = {"exp_avg": first, "exp_avg_sq": _average(b, b.state("exp_avg_sq"), squared, beta2)}
     count = torch.as_tensor(_after(b, "step"), dtype=torch.float64)
     second = _after(b, "exp_avg_sq")
     if b.group.get("amsgrad"):
         largest = torch.maximum(b.state("max_exp_avg_sq"), second)
         states["max_exp_avg_sq"] = SummedTerm(largest, largest)
         second = _after(b, "max_exp_avg_sq")
-    left, left_too = 1 - one**count, 1 - two**count
-    change = -lr * _after(b, "exp_avg") / left / ((second / left_too).sqrt() + eps)
+    correction1, correction2 = 1 - beta1**count, 1 - beta2**count
+    change = -lr * _after(b, "exp_avg") / correction1 / ((second / correction2).sqrt() + eps)
     size = change.abs()
     if _counts_on_device(b):  # then these differences of nearly equal numbers are made in single precision
-        size = size * (1 + torch.finfo(torch.float32).eps / b.eps / torch.minimum(left, left_too))
+        size = size * (1 + torch.finfo(torch.float32).eps / b.eps / torch.minimum(correction1, correction2))
     if decoupled:
         decay = lr * b.group["weight_decay"] * b.weight
         change, size = change - decay, size + decay.abs()
@@ -115,34 +115,34 @@ def _adam(b: ParameterState, *, decoupled: bool) -> ExpectedUpdate:
 
 def lion(b: ParameterState) -> ExpectedUpdate:
     """The sign of a mean of momentum and gradient, and a decay of the weight itself."""
-    one, two = b.group["betas"]
+    beta1, beta2 = b.group["betas"]
     lr, decay = b.group["lr"], b.group.get("weight_decay", 0.0)
     gradient = _ascending(b)
-    mean = _average(b, b.state("exp_avg"), gradient, one)
-    unsure = mean.value.abs() <= ROUNDINGS * (b.eps * mean.size + b.least)  # where rounding decides about the sign
+    mean = _average(b, b.state("exp_avg"), gradient, beta1)
+    near_zero = mean.value.abs() <= ROUNDINGS * (b.eps * mean.size + b.least)  # where rounding decides about the sign
     change = -lr * mean.value.sign() - lr * decay * b.weight
     slack = _rounding(b, change, lr * (1 + abs(decay) * b.weight.abs()))
-    slack = slack + 2 * lr * (unsure & (mean.size > 0))
-    return ExpectedUpdate(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, two)})
+    slack = slack + 2 * lr * (near_zero & (mean.size > 0))
+    return ExpectedUpdate(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, beta2)})
 
 
 RULES: dict[str, Rule] = {"SGD": sgd, "Adam": adam, "AdamW": adamw, "Lion": lion}
-"""The rules, by the name of the optimizer's class or of one that it is derived from."""
+"""The rules, by the name of the optimizer's class or of a base class."""
 
 
 def rule_of(optimizer: Any, own: Mapping[Any, Rule]) -> Rule:
-    """The rule of an optimizer: the user's own, else that of its class or the nearest that it is derived from."""
+    """The rule of an optimizer: the user's own, else that of its class or its nearest base class."""
     for kind in type(optimizer).__mro__:
-        found = own.get(kind) or own.get(kind.__name__) or RULES.get(kind.__name__)
-        if found is not None:
-            return found
+        rule = own.get(kind) or own.get(kind.__name__) or RULES.get(kind.__name__)
+        if rule is not None:
+            return rule
     raise NoRuleError(f"there is no rule for {type(optimizer).__name__}")
 
 
 def _after(b: ParameterState, name: str) -> Tensor:
     if name not in b.after:
-        has = ", ".join(b.after) or "nothing"
-        raise NoRuleError(f"its state has no {name!r}, only {has}")
+        names = ", ".join(b.after) or "nothing"
+        raise NoRuleError(f"its state has no {name!r}, only {names}")
     return b.after[name]
 
 
@@ -172,6 +172,6 @@ def _moved(b: ParameterState, change: Tensor, size: Tensor, states: Mapping[str,
 
 
 def _rounding(b: ParameterState, change: Tensor, size: Tensor) -> Tensor:
-    """What the weight may be off by: its own spacing, twice, and some roundings of the terms of the change."""
+    """The error of the weight that rounding explains: twice its spacing, and roundings of the terms of the change."""
     largest = torch.maximum(b.weight.abs(), (b.weight + change).abs())
     return 2 * b.eps * largest + ROUNDINGS * (b.rough * size + b.least)

@@ -1,4 +1,4 @@
-"""What a step has done to each parameter, against what its optimizer says: a row with a verdict each, in a table."""
+"""The update of each parameter in each step, with a verdict by its optimizer's rule, and the table of them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Update:
     made: float = math.nan
     """The L2 norm of the update that was made."""
     due: float = math.nan
-    """That of the update recomputed in float64."""
+    """The L2 norm of the update recomputed in float64."""
     factor: float = math.nan
-    """The number that the update due is best multiplied with to give the one made."""
+    """The number by which the update due best fits the one made."""
     error: float = math.nan
     """The L2 norm of their difference, relative to the update due."""
     beyond: int = 0
@@ -56,7 +56,7 @@ class Update:
 
 
 class Updates(Sequence[Update]):
-    """The updates of the steps that were watched, those that are wrong first."""
+    """The updates of the steps that were checked, the wrong ones first."""
 
     def __init__(self, rows: Sequence[Update]) -> None:
         self._rows = sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.step, -row.lost))
@@ -86,7 +86,7 @@ class Updates(Sequence[Update]):
         return f"<Updates: {self._headline()}>"
 
     def text(self, width: int = 120, most: int = MOST_SHOWN) -> str:
-        """The table, of no more than so many rows."""
+        """The table, of at most so many rows."""
         if not self:
             return "No update was seen: no optimizer has stepped while it was watched."
         shown = self._rows[:most]
@@ -98,13 +98,13 @@ class Updates(Sequence[Update]):
     def _headline(self) -> str:
         steps = len({row.step for row in self})
         checked = sum(row.verdict not in ("unchecked", "idle") for row in self)
-        found = (
+        result = (
             f"{len(self.wrong)} of {counted(checked, 'update')} wrong" if self.wrong else f"{checked} updates as due"
         )
         unchecked = sum(row.verdict == "unchecked" for row in self)
-        said = f"{found} in {counted(steps, 'step')}" + (f", {unchecked} not checked" if unchecked else "")
+        headline = f"{result} in {counted(steps, 'step')}" + (f", {unchecked} not checked" if unchecked else "")
         lost = max(row.lost for row in self)
-        return said + (f"; up to {lost:.0%} of a parameter's elements too fine to move" if lost >= 0.01 else "")
+        return headline + (f"; up to {lost:.0%} of a parameter's elements too fine to move" if lost >= 0.01 else "")
 
 
 def _cells(row: Update) -> dict[str, str]:
@@ -128,18 +128,18 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else error(value)
 
 
-def judged(known: Mapping[str, Any], why: str | None, numbers: Mapping[str, float] | None) -> Update:
-    """The row of one parameter: what is known of it, why it was not checked (or not due to move), and its measures."""
+def judged(facts: Mapping[str, Any], why: str | None, numbers: Mapping[str, float] | None) -> Update:
+    """The row of one parameter, from its facts, why it was not checked (or not due to move), and its measures."""
     if numbers is None:
-        return Update(**known, verdict="unchecked", why=why or "")
+        return Update(**facts, verdict="unchecked", why=why or "")
     made, due, weight = (math.sqrt(numbers[name]) for name in ("made", "due", "weight"))
-    count, lr = math.prod(known["shape"]), known["lr"]
+    count, lr = math.prod(facts["shape"]), facts["lr"]
     factor = numbers["both"] / numbers["due"] if numbers["due"] else math.nan
-    verdict, said = _verdict(numbers, factor, why, count)
+    verdict, reason = _verdict(numbers, factor, why, count)
     return Update(
-        **known,
+        **facts,
         verdict=verdict,
-        why=said,
+        why=reason,
         made=made,
         due=due,
         factor=factor,

@@ -1,4 +1,4 @@
-"""astray's own format: two Arrow streams, safetensors files and a little JSON. docs/format.md describes it.
+"""astray's own format: two Arrow streams, safetensors files and a little JSON. docs/reference/format.md describes it.
 
 schema.py          the columns of the two tables
 folder.py          the folders of a run: claimed, cleared, listed

@@ -1,6 +1,6 @@
 """The columns of the two tables, in the order of the files.
 
-docs/format.md says the same for users; a test keeps the two together. Changing anything here needs a new format
+docs/reference/format.md says the same for users; a test keeps the two together. Any change here needs a new format
 version. A column added later may be left out by a row, since older runs do not have it.
 
     1  first version
