@@ -46,11 +46,13 @@ def measure_statistics(evidence: Evidence, at: Ints) -> MeasuredPairs:
     same = metrics.equal_statistics(reference, candidate)
     bits_differ = evidence.bits[at] == 0
     bad = metrics.has_nonfinite(reference, count), metrics.has_nonfinite(candidate, count)
-    told = ~metrics.is_untold(reference, candidate)
+    has_counts = ~metrics.lacks_nonfinite_counts(reference, candidate)
     counts_differ = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
-    nonfinite = np.where(told, counts_differ, (bad[0] != bad[1]) | metrics.has_other_nonfinite(reference, candidate))
+    nonfinite = np.where(
+        has_counts, counts_differ, (bad[0] != bad[1]) | metrics.has_other_nonfinite(reference, candidate)
+    )
     # Bits that differ while nothing else does may be 0 against −0, the payload of a NaN, or a change too small to show.
-    but_for_order = metrics.equal_but_for_order(reference, candidate) & (np.equal(*zeros) | ~told)
+    but_for_order = metrics.equal_but_for_order(reference, candidate) & (np.equal(*zeros) | ~has_counts)
     alike = bits_differ & but_for_order
     summed_alike = evidence.merged[at] & but_for_order  # parts were added up in another order than the whole
     telling = (count > 1) & (zeros[0] == 0) & (reference["nan"] == 0) & metrics.rounding_shows(eps, count)

@@ -328,7 +328,7 @@ def _in_modules_of(
     scopes: tuple[Ints, Ints],
     modules: Ints,
 ) -> tuple[Bools, Bools]:
-    """All calls in the modules of those that are by_order: their neighbours."""
+    """All calls in the modules of those that are paired by order: their neighbours."""
     module_of = _common_numbers(
         [scopes[0], modules[reference.columns["site"]]], [scopes[1], modules[candidate.columns["site"]]]
     )

@@ -136,8 +136,8 @@ class _Unmatched(NamedTuple):
 
     def pairs(self, reference: Rewording, candidate: Rewording) -> dict[str, str]:
         """Names of the candidate and of the reference that are the same and unique once both are reworded."""
-        ours, theirs = _unique(self.reference, reference), _unique(self.candidate, candidate)
-        return {theirs[name]: ours[name] for name in theirs if name in ours}
+        names, names_candidate = _unique(self.reference, reference), _unique(self.candidate, candidate)
+        return {names_candidate[name]: names[name] for name in names_candidate if name in names}
 
     def without(self, paired: dict[str, str]) -> _Unmatched:
         return _Unmatched(_without(self.reference, paired.values()), _without(self.candidate, paired))
@@ -253,8 +253,8 @@ def _company(pairs: Table, worst: Ints) -> list[str]:
         return ["It is the only one that differs."]
     sites = pairs.coded("site")
     names = [str(sites[row]) for row in worst.tolist()]
-    there = int(np.sum((pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)))
-    if len(worst) == there:
+    matched = int(np.sum((pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)))
+    if len(worst) == matched:
         return ["Every tensor differs."]
     shared = _shared_prefix(names)
     if len(shared) > len(_shared_prefix([str(name) for name in sites.values])):

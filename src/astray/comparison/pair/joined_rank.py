@@ -203,21 +203,21 @@ def join_rows(
     run: RankRun, members: GroupMembers, groups: MicroStepGroups, remark: Ints, numbers: ReducedNumbers, samples: Ints
 ) -> Tables:
     """Make one row of each group that this run has; `remark` and `numbers` are of the groups, `samples` of the rows."""
-    there = np.flatnonzero(members.length > 0)
-    if len(there):
-        rows, begin = members.flat(there)
-        there = there[np.argsort(np.minimum.reduceat(rows, begin), kind="stable")]
-    rows, begin = members.flat(there)
-    length, rule, dim = members.length[there], groups.rule[there], groups.dim[there]
+    present = np.flatnonzero(members.length > 0)
+    if len(present):
+        rows, begin = members.flat(present)
+        present = present[np.argsort(np.minimum.reduceat(rows, begin), kind="stable")]
+    rows, begin = members.flat(present)
+    length, rule, dim = members.length[present], groups.rule[present], groups.dim[present]
     parts = members.rows.tensor[rows]
     chosen = parts[begin + np.where(rule == JoinRule.LAST, length - 1, 0)]
     number, calls = join_calls(run)
-    builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[there] * (length > 1))
+    builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[present] * (length > 1))
     builder.columns["seq"] = calls.numbers("seq")[number[run.call_rows[parts[begin]]]]
     several = length > 1
-    builder.join(np.flatnonzero(several & (rule == JoinRule.JOINED)), dim, groups.same_cut[there])
+    builder.join(np.flatnonzero(several & (rule == JoinRule.JOINED)), dim, groups.same_cut[present])
     builder.add(np.flatnonzero(several & (rule == JoinRule.SUMMED)))
-    builder.reduce(np.flatnonzero(several & (rule == JoinRule.REDUCED)), numbers.take(there))
+    builder.reduce(np.flatnonzero(several & (rule == JoinRule.REDUCED)), numbers.take(present))
     builder.forget(np.flatnonzero(rule == JoinRule.OPEN), Reason.NO_BATCH)
     return Tables(calls, builder.table(), parts, np.append(begin, len(parts)), rule, dim, samples[rows])
 

@@ -106,8 +106,10 @@ def _numbers(reference: Rows, candidate: Rows) -> tuple[Ints, int]:
     """The number of each row's group, and how many there are."""
     columns = {name: _both(reference, candidate, name) for name in (*KEY, "micro")}
     key = one_key([columns[name] for name in KEY])
-    here = one_key([key, columns["micro"]])
-    again = np.concatenate([number_repeats(here[: len(reference)]), number_repeats(here[len(reference) :])])
+    in_micro_step = one_key([key, columns["micro"]])
+    again = np.concatenate(
+        [number_repeats(in_micro_step[: len(reference)]), number_repeats(in_micro_step[len(reference) :])]
+    )
     distinct, number = np.unique(one_key([key, again]), return_inverse=True)
     return number, len(distinct)
 
@@ -231,10 +233,10 @@ class _RuleFinder:
         taken, given_back = self._code("role", "input"), self._code("role", "output")
         forward = np.flatnonzero(self._has("phase", "forward") & ~self._key("again").astype(np.bool_))
         wanted = {name: self._key(name)[backward] for name in KEY}
-        there = {name: self._key(name)[forward] for name in KEY}
+        known = {name: self._key(name)[forward] for name in KEY}
         wanted["role"] = np.where(wanted["role"] == taken, given_back, taken)
         wanted["phase"] = np.full(len(backward), self._code("phase", "forward"))
-        keys = one_key([np.concatenate([wanted[name], there[name]]) for name in KEY])
+        keys = one_key([np.concatenate([wanted[name], known[name]]) for name in KEY])
         # Where a key repeats, any of them will do.
         among, first = np.unique(keys[len(backward) :], return_index=True)
         place = find(keys[: len(backward)], among)
