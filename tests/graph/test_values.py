@@ -78,7 +78,7 @@ def test_what_tells_a_tensor_from_others() -> None:
     for at, array in enumerate(([1.5, 2.5], [0.25], [3.0], [2.0, 2.0], [np.nan, np.nan], [np.inf, 0.5, 1.0], [])):
         builder.tensor(seq, "input", str(at), np.array(array))
     found = contents(builder.run.ranks[0].tensors)
-    assert found.telling.tolist() == [True, True, False, False, False, True, False]
+    assert found.distinctive.tolist() == [True, True, False, False, False, True, False]
     assert len(set(found.code.tolist())) == 7
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import astray
 from astray.cli import main as run_command
-from astray.comparison.measure import evidence
+from astray.comparison.measure import measurements
 
 BATCH, TIME, WORDS, WIDTH = 8, 6, 13, 16
 Fault = Callable[[nn.Module, int, int], None]
@@ -201,7 +201,7 @@ def test_a_batch_that_lies_inside_of_time(tmp_path, monkeypatch):
     diff = astray.compare(good, other, micro="joined")
     assert diff.first is None
     assert diff.same
-    monkeypatch.setattr(evidence, "SHUFFLED", float("inf"))
+    monkeypatch.setattr(measurements, "SHUFFLED", float("inf"))
     assert np.nanmax(astray.compare(good, other, micro="joined").pairs["error"]) > 0.1
 
 

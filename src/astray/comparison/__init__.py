@@ -2,7 +2,7 @@
 
 comparison.py   `compare`, and the `Comparison` it gives
 rows.py         the tensor rows of one rank of one run, ready to be paired
-verdict.py      what can be said of a pair, and why
+verdict.py      the verdicts, rules and reasons, as columns
 divergence.py   the record of a divergence
 problems.py     what limits a comparison, a sentence each
 ranks/          one rank after another, or in worker processes; replicas of one run

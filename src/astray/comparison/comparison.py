@@ -69,7 +69,7 @@ def compare(
     allow_missing: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
-    **asked: Unpack[MatchingOptions],
+    **options: Unpack[MatchingOptions],
 ) -> ComparisonData:
     """Compare a run that is right with one that may be wrong.
 
@@ -77,7 +77,7 @@ def compare(
     >>> diff.first.site, diff.first.step, diff.first.cause
     ('h.2.mlp.proj', 3, 'parameter')
 
-    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see
+    options: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see
     `MatchingOptions`. noise: further recordings of the reference, one or several: how far apart two runs get that are
     both right. tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
@@ -90,15 +90,15 @@ def compare(
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
-    again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | RunData) else tuple(noise)
-    runs = ComparedRuns(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
-    matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
+    noises = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | RunData) else tuple(noise)
+    runs = ComparedRuns(_opened(reference), _opened(candidate), tuple(_opened(run) for run in noises))
+    matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**options))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = JudgeOptions(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
     matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
-    job = job_of((reference, candidate, again), matching, judging, metrics)
+    job = job_of((reference, candidate, noises), matching, judging, metrics)
     recorded = runs
     if matching.micro == "joined":
         runs = ComparedRuns(*join(runs.reference, runs.candidate, matching), runs.noise)

@@ -55,7 +55,7 @@ def nothing_shared(reference: RunData, candidate: RunData, matching: Matching) -
 
 def different_settings(reference: RunData, candidate: RunData) -> list[str]:
     """What the two recordings were asked for and not alike, and what to do; nothing where one does not tell."""
-    rows, kept = (list(_asked_otherwise(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
+    rows, kept = (list(_differing_settings(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
     if not rows and not kept:
         return []
     said = f"The two were recorded with different settings: {'; '.join([*rows, *kept])}."
@@ -66,16 +66,12 @@ def different_settings(reference: RunData, candidate: RunData) -> list[str]:
     return [said]
 
 
-def _asked_otherwise(reference: RunData, candidate: RunData, names: Sequence[str]) -> Iterator[str]:
-    left, right = reference.info.settings, candidate.info.settings
+def _differing_settings(reference: RunData, candidate: RunData, names: Sequence[str]) -> Iterator[str]:
+    settings = reference.info.settings, candidate.info.settings
     for name in names:
-        if (
-            name in left
-            and name in right
-            and left[name] != right[name]
-            and (name != "samples" or _samples(left, right))
-        ):
-            yield f"{name} is {_asked(left[name])} in the reference and {_asked(right[name])} in the candidate"
+        values = [one[name] for one in settings if name in one]
+        if len(values) == 2 and values[0] != values[1] and (name != "samples" or _samples(*settings)):
+            yield f"{name} is {_as_typed(values[0])} in the reference and {_as_typed(values[1])} in the candidate"
 
 
 def _samples(*settings: dict[str, Any]) -> bool:
@@ -83,7 +79,7 @@ def _samples(*settings: dict[str, Any]) -> bool:
     return all("sample" in one.get("keep", ()) for one in settings)
 
 
-def _asked(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     """A setting as it is typed."""
     if isinstance(value, dict):
         return "a list of one's own"
@@ -127,21 +123,21 @@ def span(numbers: Sequence[int]) -> str:
 
 
 def _different_frameworks(reference: RunData, candidate: RunData) -> Iterator[str]:
-    left, right = reference.info.framework, candidate.info.framework
-    if left and right and left != right:
+    frameworks = reference.info.framework, candidate.info.framework
+    if all(frameworks) and frameworks[0] != frameworks[1]:
         yield (
-            f"Runs are of different frameworks: reference {left}, candidate {right}. Where their names differ, draft "
-            "what belongs together with `astray map REFERENCE CANDIDATE`."
-        )
+            "Runs are of different frameworks: reference {}, candidate {}. Where their names differ, draft what "
+            "belongs together with `astray map REFERENCE CANDIDATE`."
+        ).format(*frameworks)
 
 
 def _different_steps(reference: RunData, candidate: RunData, matching: Matching) -> Iterator[str]:
-    left, right = _steps(reference, matching), _steps(candidate, matching, matching.offset)
-    if left == right:
+    steps_reference, steps_candidate = _steps(reference, matching), _steps(candidate, matching, matching.offset)
+    if steps_reference == steps_candidate:
         return
-    shared = sorted(set(left) & set(right))
+    shared = sorted(set(steps_reference) & set(steps_candidate))
     offset = f" (with {matching.offset:+d})" if matching.offset else ""
-    text = f"Runs have different steps: reference {span(left)}, candidate {span(right)}{offset}."
+    text = f"Runs have different steps: reference {span(steps_reference)}, candidate {span(steps_candidate)}{offset}."
     yield f"{text} Compare the shared part with --steps {_selection(shared)}." if shared else text
 
 
@@ -151,9 +147,9 @@ def _selection(steps: list[int]) -> str:
 
 
 def _different_ranks(reference: RunData, candidate: RunData, matching: Matching) -> Iterator[str]:
-    left, right = sorted(reference.ranks), sorted(candidate.ranks)
-    if left != right and matching.ranks is None:
-        yield f"Runs have different ranks: reference {span(left)}, candidate {span(right)}."
+    ranks_reference, ranks_candidate = sorted(reference.ranks), sorted(candidate.ranks)
+    if ranks_reference != ranks_candidate and matching.ranks is None:
+        yield f"Runs have different ranks: reference {span(ranks_reference)}, candidate {span(ranks_candidate)}."
 
 
 def _of_run(side: str, run: RunData) -> Iterator[str]:
@@ -204,8 +200,8 @@ def _advice(reference: RunData, candidate: RunData, matching: Matching) -> str:
         return "They share no step: record the same steps, or shift the candidate's with --offset."
     levels = [_levels(run) for run in (reference, candidate)]
     if all(levels) and not set(levels[0]) & set(levels[1]):
-        left, right = (" and ".join(f"{level}s" for level in found) for found in levels)
-        return f"The reference tells of {left} and the candidate of {right}: record both with the same level."
+        kinds = [" and ".join(f"{level}s" for level in found) for found in levels]
+        return f"The reference tells of {kinds[0]} and the candidate of {kinds[1]}: record both with the same level."
     if asked := different_settings(reference, candidate):
         return asked[0]
     if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:

@@ -114,7 +114,7 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     calls["again"] = calls["recompute"] * (phase.codes == phase.code("forward"))
     kept = run.call_rows >= 0  # a torn run may have lost the call of a tensor, which its problems name
     if reading.steps or reading.sites:
-        wanted = _selected(calls["step"], reading.steps) & _found(calls["site"], vocabularies["site"], reading.sites)
+        wanted = _selected(calls["step"], reading.steps) & _match(calls["site"], vocabularies["site"], reading.sites)
         kept &= np.append(wanted, False)[run.call_rows]
     rows: Ints | slice = slice(None) if kept.all() else np.flatnonzero(kept)
     call_row = run.call_rows[rows]
@@ -149,7 +149,7 @@ def _integers(column: npt.NDArray[Any] | DictionaryColumn[Any], vocabulary: Stri
     return column.view(np.int8) if column.dtype == np.bool_ else column
 
 
-def _found(site: Ints, vocabulary: StringTable, pattern: re.Pattern[str] | None) -> Bools:
+def _match(site: Ints, vocabulary: StringTable, pattern: re.Pattern[str] | None) -> Bools:
     if pattern is None:
         return np.ones(len(site), np.bool_)
     found = [bool(pattern.search(name)) for name in vocabulary.words]

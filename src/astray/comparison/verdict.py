@@ -1,4 +1,4 @@
-"""What can be said of a pair of tensors, why, and a column of each for every pair of a rank.
+"""The verdicts on a pair of tensors, the rules and reasons for them, and a column of each for every pair of a rank.
 
 Filled in by `judge`, read by `blame` and the reports. `SENTENCES` are the texts of the column `reason`.
 """
@@ -156,19 +156,17 @@ def explain(reason: int) -> str:
 
 @dataclass
 class Judgement:
-    """One entry per pair: the verdict, how far off (NaN: not known), by which source, why, and what was measured."""
+    """One entry per pair: the columns of the same names in the pairs of a comparison. NaN stands for not known."""
 
     verdict: npt.NDArray[np.int8]
-    error: Floats
-    surprise: (
-        Floats  # how many times further off than can be explained, by the measure where that is most; NaN: unknown
-    )
-    measure: npt.NDArray[np.int8]  # which one that is, by its place in MEASURES
-    deviation: Floats  # how far off the pair is by that measure
-    limit: Floats  # and how far it may be
-    given: Floats  # and how far off what it came from is
-    siblings: npt.NDArray[np.int32]  # how many others it was compared with
-    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of what it came from
+    error: Floats  # how far apart both sides are, relatively
+    surprise: Floats  # gain over allowed gain, by the measure where that is largest
+    measure: npt.NDArray[np.int8]  # which measure that is, by its place in MEASURES
+    deviation: Floats  # error out, by that measure
+    limit: Floats  # allowed gain · base: how large that may be
+    given: Floats  # error in: the largest error of the sources, by that measure
+    siblings: npt.NDArray[np.int32]  # at how many other sites there are siblings
+    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of its sources
     source: npt.NDArray[np.int8]
     rule: npt.NDArray[np.int8]
     reason: npt.NDArray[np.int32]
@@ -202,10 +200,10 @@ class Judgement:
         }
         return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
 
-    def put(self, at: Ints, said: Judgement) -> None:
+    def put(self, at: Ints, decided: Judgement) -> None:
         """Keep what was decided about some pairs; what was measured stays."""
         for name in DECIDED:
-            getattr(self, name)[at] = getattr(said, name)
+            getattr(self, name)[at] = getattr(decided, name)
 
     def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
         for name, column in found.items():

@@ -65,8 +65,8 @@ class CallTree:
     def backward(self) -> Ints:
         """The first backward call of each forward call, −1 where there is none."""
         found = np.full(len(self.calls), NO_ROW)
-        whose = np.flatnonzero(self.is_backward & ~self.is_op & (self.parent >= 0))[::-1]
-        found[self.parent[whose]] = whose
+        backward = np.flatnonzero(self.is_backward & ~self.is_op & (self.parent >= 0))[::-1]
+        found[self.parent[backward]] = backward
         return found
 
     @cached_property
@@ -159,8 +159,8 @@ class CallTree:
         return end >= 0 and end in self.around(call)
 
     @cached_property
-    def is_fine(self) -> bool:
-        """Whether functions or ops are recorded, so that nothing is computed unseen between two calls."""
+    def has_functions(self) -> bool:
+        """Whether functions or ops are recorded; else code between two modules may compute unseen."""
         return bool(self.is_op.any() or self._is("kind", "function").any())
 
     # -- which are what ----------------------------------------------------------------------------------------------

@@ -98,7 +98,9 @@ class ValueFlow(CallTree):
         numbers, first = np.unique(self._number[unmade], return_index=True)
         rows = unmade[first]
         step = np.append(self.calls.numbers("step"), NO_ROW)[self.call_rows[rows]]
-        code = np.where(self.contents.telling[rows], self.contents.code[rows], numbers.astype(np.uint64) * np.uint64(2))
+        code = np.where(
+            self.contents.distinctive[rows], self.contents.code[rows], numbers.astype(np.uint64) * np.uint64(2)
+        )
         order = np.lexsort((rows, step, code))
         begins = np.concatenate([[True], (np.diff(code[order]) != 0) | (np.diff(step[order]) != 0)])[: len(order)]
         same = np.empty(len(order), np.int64)
@@ -121,15 +123,15 @@ def find_makers(value: Ints, held: ValueColumns, call: Ints, takes: Bools) -> In
     views = np.flatnonzero((found < 0) & (by_memory <= rows))
     views = views[held.may_be_part(views, by_memory[views])]  # else it was written past its version counter
     found[views] = by_memory[views]
-    lost = np.flatnonzero((found < 0) & takes & held.telling)
+    lost = np.flatnonzero((found < 0) & takes & held.distinctive)
     if len(lost):
-        makers = np.flatnonzero((found == rows) & held.telling)
+        makers = np.flatnonzero((found == rows) & held.distinctive)
         found[lost] = _last_alike(held, makers, lost)
     return found
 
 
 def _exact(value: Ints, held: ValueColumns) -> Ints:
-    """One number for each value in each order and part in which it is seen: for most values there is one of these."""
+    """A number for each value in each order and part in which it is seen: for most values there is one of these."""
     usual = np.zeros(int(value.max(initial=-1)) + 1, np.uint64)
     usual[value[::-1]] = held.code[::-1]
     odd = np.flatnonzero(usual[value] != held.code)
@@ -141,13 +143,13 @@ def _exact(value: Ints, held: ValueColumns) -> Ints:
 
 
 def _made_first(number: Ints, call: Ints, takes: Bools) -> Ints:
-    """For each number the row that made it, or one behind all rows."""
+    """For each number the row that made it; the number of rows where none did."""
     nowhere = len(number)
     first = np.full(int(number.max(initial=-1)) + 1, nowhere)
     first[number[::-1]] = np.arange(nowhere)[::-1]
     given = np.append(takes, True)[first]  # seen first where a call takes it
     first[given] = nowhere
-    # Code that was not recorded has made these, and a call that is around it may still be the one to give it.
+    # Unrecorded code made these, and the call around that code may still be the one that returns the value.
     late = np.flatnonzero(~takes & given[number])
     if len(late):
         taken = np.flatnonzero(takes & given[number])
@@ -186,19 +188,19 @@ class ValueColumns(NamedTuple):
     """What the tensors of a rank hold.
 
     code: the same for equal bits in one dtype and number of elements; 0 where nothing is known.
-    telling: whether no other tensor is likely to hold the same: a constant of zeros, ones or another whole number is
-        everywhere, and so is a tensor without one finite element.
-    dtype, low, high: the least and the largest finite element, and in which dtype.
+    distinctive: whether equal bits mean the same value: constants of zeros, ones or another whole number are in many
+        tensors, and so is a tensor without a finite element.
+    dtype, low, high: the dtype, and the least and the largest finite element.
     """
 
     code: npt.NDArray[np.uint64]
-    telling: Bools
+    distinctive: Bools
     dtype: Ints
     low: npt.NDArray[np.float64]
     high: npt.NDArray[np.float64]
 
     def may_be_part(self, rows: Ints, of: Ints) -> Bools:
-        """Whether rows may be views of others: nothing in them is below or above what is there."""
+        """Whether rows may be views of others: no element of them is below or above those of the others."""
         with np.errstate(invalid="ignore"):
             beyond = (self.low[rows] < self.low[of]) | (self.high[rows] > self.high[of])
         return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
@@ -225,8 +227,8 @@ def contents(tensors: Table) -> ValueColumns:
     code = np.where(known | measured, code, np.uint64(0))
     with np.errstate(invalid="ignore"):
         common = measured & ~((low < high) | (low != np.rint(low)) & ~np.isnan(low))
-    telling = (known | measured) & ~common & ~(known & (prints == 0))
-    return ValueColumns(code, telling, tensors.coded("dtype").codes, low, high)
+    distinctive = (known | measured) & ~common & ~(known & (prints == 0))
+    return ValueColumns(code, distinctive, tensors.coded("dtype").codes, low, high)
 
 
 def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: ValueColumns) -> Ints:
@@ -238,15 +240,15 @@ def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: ValueCo
         return value
     place = one_key([tree.calls.numbers("step"), tree.calls.numbers("micro")])
     place = np.append(place, -1)[call_rows]
-    telling = held.telling[unknown]
-    _by_bits(value, unknown[telling], place, held)
-    _by_order(value, unknown[~telling], place, held, tree, tensors, call_rows)
+    distinctive = held.distinctive[unknown]
+    _by_bits(value, unknown[distinctive], place, held)
+    _by_order(value, unknown[~distinctive], place, held, tree, tensors, call_rows)
     return value
 
 
 def _by_bits(value: Ints, rows: Ints, place: Ints, held: ValueColumns) -> None:
-    """Number rows alike that hold the same in one micro step, and like those with a number that do, too."""
-    known = np.flatnonzero((value >= 0) & held.telling)
+    """Give rows with the same bits in one micro step the same number; that of a numbered row, if there is one."""
+    known = np.flatnonzero((value >= 0) & held.distinctive)
     at = np.concatenate([known, rows])
     first, group = _grouped(_mixed([held.code[at], place[at]]))
     given = value[at[first]]  # of a group the rows with a number come first
@@ -259,7 +261,7 @@ def _by_bits(value: Ints, rows: Ints, place: Ints, held: ValueColumns) -> None:
 def _by_order(
     value: Ints, rows: Ints, place: Ints, held: ValueColumns, tree: CallTree, tensors: Table, call_rows: Ints
 ) -> None:
-    """Number results anew, and inputs like the last result of the same form before them."""
+    """Give each result a number of its own, and inputs that of the last result of the same form before them."""
     if not len(rows):
         return
     calls = call_rows[rows]
@@ -269,7 +271,7 @@ def _by_order(
     order = np.argsort(key, kind="stable")
     begins = np.concatenate([[True], key[order][1:] != key[order][:-1]])
     result, call = ~goes_in(tensors)[rows][order], calls[order]
-    # A call that gives what the last call inside it gave has it from there.
+    # A result like the last one of a call inside is that one, passed on.
     around = np.append(tree.outer, -1)[np.roll(call, 1)]
     same = result & np.roll(result, 1) & (around == call) & (call >= 0) & ~begins
     number = np.maximum.accumulate(np.where(begins | (result & ~same), np.arange(len(order)), 0))

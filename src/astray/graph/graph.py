@@ -46,7 +46,7 @@ class Graph(ValueFlow):
         return rows[self.takes[rows]]
 
     def given(self, call: int) -> Ints:
-        """The same, with the weights that were recorded at another call of this site: a step records them once."""
+        """The inputs, with the weights that were recorded at another call of this site: a step records them once."""
         place = int(self._places[call])
         return np.unique(np.concatenate([self.inputs(call), self._weights_at(place)]))
 
@@ -114,7 +114,7 @@ class Graph(ValueFlow):
         if self.tensors["role"][row] in ("parameter", "state"):
             return np.empty(0, np.int64)  # a weight that was there before
         shares = self.contributors(row) if self.is_backward[call] else np.empty(0, np.int64)
-        if len(shares) and self.is_fine:  # else code between the modules may have used it, too
+        if len(shares) and self.has_functions:  # else code between the modules may have used it, too
             return shares
         if not self.is_forward[call] and not self.is_backward[call] and len(same := self._gradients(call, row)):
             return same[-1:]

@@ -85,7 +85,7 @@ class NonFiniteFlow:
         seen = self._last_sighting(row)
         if seen is None and self.rows.phases[self.rows.call_of[row]] == "backward":
             return self._gradient_event(row)
-        if seen is None and not self.graph.is_fine:
+        if seen is None and not self.graph.has_functions:
             seen = self._unrecorded_source(row)
         if seen is None:
             return self._unmade_event(row)
@@ -117,7 +117,7 @@ class NonFiniteFlow:
         forward = rows.parents[call] if rows.kinds[call] != "op" else NO_ROW
         saved = [seen for seen in self._bad[forward] if not rows.is_input(seen)] if forward >= 0 else []
         outer = int(graph.enclosings[call])
-        around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.is_fine else []
+        around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.has_functions else []
         shares = [share for share in graph.contributors(row).tolist() if share in self.events]
         arrived = shares or saved or self._last_backward(call) or around[-1:]
         if arrived:
@@ -126,7 +126,7 @@ class NonFiniteFlow:
         # The same gradient arrives at a module and at its last part: neither of them has made it.
         while outer >= 0 and self._receives(outer, row):
             call, outer = outer, int(graph.enclosings[outer])
-        return Event("inside", outer, row) if outer >= 0 and not graph.is_fine else Event("outside", call, row)
+        return Event("inside", outer, row) if outer >= 0 and not graph.has_functions else Event("outside", call, row)
 
     def _receives(self, call: int, row: int) -> bool:
         """Whether the value of a tensor is an input of this call, too."""
@@ -148,7 +148,7 @@ class NonFiniteFlow:
             self._carry(row, gradients)  # it was clipped or unscaled since it was recorded
             return None
         outer = int(self.graph.enclosings[call])
-        if rows.roles[row] == "input" and outer >= 0 and not self.graph.is_fine:
+        if rows.roles[row] == "input" and outer >= 0 and not self.graph.has_functions:
             return Event("inside", outer, row)
         if self._is_mask(row):
             return Event("intended", call, row)

@@ -11,7 +11,7 @@ from torch import nn
 
 import astray
 from astray.comparison.comparison import compare
-from astray.comparison.measure import evidence
+from astray.comparison.measure import measurements
 from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues, labelled, shared, with_part
 from astray.stats.kernels import contrast, sample_positions
 
@@ -230,7 +230,7 @@ def test_values_that_are_stored_once_are_measured_once(tmp_path, monkeypatch):
             model(torch.ones(2, 4))
             rec.step()
     calls = []
-    monkeypatch.setattr(evidence, "contrast", lambda *sides: calls.append(1) or contrast(*sides))
+    monkeypatch.setattr(measurements, "contrast", lambda *sides: calls.append(1) or contrast(*sides))
     found = compare(tmp_path / "good", tmp_path / "bad")
     rows = found.pairs
     # What differs: a weight, and the results of three modules, of which one is also the root's and two are inputs.

@@ -224,8 +224,9 @@ def _wrong_micro_steps(
     if 0 < len(wrong) < len(finer.parts):
         micro = candidate.micro(row_candidate) if is_candidate_finer else reference.micro(row_reference)
         named = ", ".join(str(micro[number]) for number in sorted(wrong))
+        side = "candidate" if is_candidate_finer else "reference"
         yield (
-            f"Of the {counted(len(finer.parts), 'micro step')} of the {'candidate' if is_candidate_finer else 'reference'} "
+            f"Of the {counted(len(finer.parts), 'micro step')} of the {side} "
             f"{'only micro ' if len(wrong) == 1 else 'micro '}{named} {'is' if len(wrong) == 1 else 'are'} off."
         )
 

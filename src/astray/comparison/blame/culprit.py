@@ -87,7 +87,7 @@ class Culprit:
         return None if call < 0 or np.any(of_call & self.matched) or not of_call.any() else call
 
     def _stopped_gradient(self, call: int) -> int:
-        """A call directly inside that received a gradient and passed it on in the reference alone; else the call itself."""
+        """A call directly inside that receives a gradient and passes it on in the reference alone; else the call."""
         if self.pairs["phase"][self.start] != "backward":
             return call
         verdict = self.pairs.coded("verdict").codes[: self.start]

@@ -32,14 +32,14 @@ def find_equivalent_rows(pairs: Table, reference: RunData, candidate: RunData) -
     for side, run, only in sides:
         for number, rows in run.ranks.items():
             of_rank = rank == number
-            lone = np.flatnonzero(of_rank & (verdict == only))
-            if not len(lone):
+            unmatched = np.flatnonzero(of_rank & (verdict == only))
+            if not len(unmatched):
                 continue
             compared = np.flatnonzero(of_rank & np.isin(verdict, (*AGREEING, *BAD)))
             at = pairs.numbers(f"row_{side}")
             agrees = np.isin(verdict[compared], AGREEING)
-            on_detour = _DetourSide(graph_of(rows), at[compared], agrees).on_detour(at[lone])
-            found[lone] = on_detour & ~_unknown_weights(pairs, lone, verdict != only)
+            on_detour = _DetourSide(graph_of(rows), at[compared], agrees).on_detour(at[unmatched])
+            found[unmatched] = on_detour & ~_unknown_weights(pairs, unmatched, verdict != only)
     return found
 
 
@@ -48,13 +48,13 @@ def _is_weight(pairs: Table) -> Bools:
     return has_role(pairs, "parameter", "gradient", "state")
 
 
-def _unknown_weights(pairs: Table, lone: Ints, elsewhere: Bools) -> Bools:
+def _unknown_weights(pairs: Table, unmatched: Ints, elsewhere: Bools) -> Bools:
     """Which of some rows are of a parameter that the other run, whose rows are `elsewhere`, does not have at all."""
     weight = _is_weight(pairs)
-    found = weight[lone]
+    found = weight[unmatched]
     if found.any():
         known = set(_names(pairs, np.flatnonzero(elsewhere & weight)))
-        found[found] = [name not in known for name in _names(pairs, lone[found])]
+        found[found] = [name not in known for name in _names(pairs, unmatched[found])]
     return found
 
 
@@ -76,19 +76,19 @@ class _DetourSide(NamedTuple):
     compared: Ints
     agrees: Bools
 
-    def on_detour(self, lone: Ints) -> Bools:
+    def on_detour(self, unmatched: Ints) -> Bools:
         """Which of some rows that the other run does not have led to what agrees."""
         graph, state = self.graph, self._states()
-        call = graph.call_rows[lone]
+        call = graph.call_rows[unmatched]
         around = np.append(graph.enclosings, -1)
-        begin = np.where(graph.takes[lone], call, around[call])
+        begin = np.where(graph.takes[unmatched], call, around[call])
         found = _walk(begin, state, around) == _AGREES
         left = np.flatnonzero(~found & np.append(graph.is_backward, False)[call])
         if len(left):  # a model that is given integers sends no gradient back, so its weights decide
             forward = graph.parent[call[left]]
             settled = _walk(forward, state, np.append(graph.outer, -1)) == _AGREES
-            found[left] = settled & self._followed_by_gradients(lone[left])
-        return self._with_makers(lone, found)
+            found[left] = settled & self._followed_by_gradients(unmatched[left])
+        return self._with_makers(unmatched, found)
 
     def _states(self) -> Ints:
         """What is known of each call by its results; one more for no call."""
@@ -114,25 +114,25 @@ class _DetourSide(NamedTuple):
         steps = step[graph.call_rows[rows]].tolist()
         return np.array([last.get(one, -1) > row for one, row in zip(steps, rows.tolist(), strict=True)], np.bool_)
 
-    def _with_makers(self, lone: Ints, found: Bools) -> Bools:
+    def _with_makers(self, unmatched: Ints, found: Bools) -> Bools:
         """And those whose results were taken, directly or through others, by what agrees."""
         graph = self.graph
         fine = np.zeros(len(graph.takes), np.bool_)
         fine[self.compared[self.agrees]] = True
-        fine[lone[found]] = True
-        is_lone = np.zeros(len(graph.takes), np.bool_)
-        is_lone[lone] = True
+        fine[unmatched[found]] = True
+        is_unmatched = np.zeros(len(graph.takes), np.bool_)
+        is_unmatched[unmatched] = True
         calls = np.append(np.zeros(len(graph.calls), np.bool_), False)
         taken = np.flatnonzero(fine & graph.takes & (graph.producer >= 0))
         while len(taken):
             made = graph.producer[taken]
-            call = np.unique(graph.call_rows[made[is_lone[made] & ~fine[made]]])
+            call = np.unique(graph.call_rows[made[is_unmatched[made] & ~fine[made]]])
             call = call[call >= 0]
             calls[call] = True
-            new = np.flatnonzero(is_lone & ~fine & calls[graph.call_rows])
+            new = np.flatnonzero(is_unmatched & ~fine & calls[graph.call_rows])
             fine[new] = True
             taken = new[graph.takes[new] & (graph.producer[new] >= 0)]
-        return fine[lone]
+        return fine[unmatched]
 
 
 def _walk(begin: Ints, state: Ints, around: Ints) -> Ints:

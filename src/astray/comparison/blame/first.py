@@ -227,12 +227,13 @@ def _is_clean(culprit: Culprit) -> bool:
     if culprit.cause != "computation":
         return False
     forward = int(culprit.graph.parent[culprit.call]) if culprit.graph.is_backward[culprit.call] else culprit.call
-    given = np.isin(culprit.call_of_row, [culprit.call, forward]) & culprit.has_role("input", *STATE_ROLES)
-    made = np.isin(culprit.call_of_row, culprit.graph.children(culprit.call)) & culprit.has_role(*RESULT_ROLES)
-    made[culprit.start :] = False
+    operands = np.isin(culprit.call_of_row, [culprit.call, forward]) & culprit.has_role("input", *STATE_ROLES)
+    inside = culprit.graph.children(culprit.call)
+    results_inside = np.isin(culprit.call_of_row, inside) & culprit.has_role(*RESULT_ROLES)
+    results_inside[culprit.start :] = False
     inputs = (culprit.call_of_row == culprit.call) & culprit.has_role("input")
-    same = culprit.pairs.coded("verdict").codes == Verdict.IDENTICAL
-    return bool(inputs.any() and same[given | made].all())
+    identical = culprit.pairs.coded("verdict").codes == Verdict.IDENTICAL
+    return bool(inputs.any() and identical[operands | results_inside].all())
 
 
 def _stack(culprit: Culprit) -> list[Frame]:

@@ -152,8 +152,8 @@ def _results(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
     """What the calls of its sites give."""
     site = pairs.coded("site")
     codes = [site.code(place) for place in one.sites or (one.site,) if place and place != ROOT]
-    here = differs & np.isin(site.codes, codes) & has_role(pairs, "output")
-    return np.flatnonzero(here & (pairs.numbers("step") >= (one.step or 0)))
+    of_sites = differs & np.isin(site.codes, codes) & has_role(pairs, "output")
+    return np.flatnonzero(of_sites & (pairs.numbers("step") >= (one.step or 0)))
 
 
 def _moved(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:

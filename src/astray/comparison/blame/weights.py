@@ -37,9 +37,9 @@ class OtherWeights(NamedTuple):
 def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: RankRun) -> OtherWeights:
     """Count the other wrong parameters and buffers in the step of `row`. Two names of one tied tensor count once."""
     step = pairs.numbers("step")
-    here = bad & (step == step[row])
-    rows = np.flatnonzero(here & has_role(pairs, *STATE_ROLES)).tolist()
-    rows += _weights_among(pairs, np.flatnonzero(here & has_role(pairs, "input")), reference)
+    in_step = bad & (step == step[row])
+    rows = np.flatnonzero(in_step & has_role(pairs, *STATE_ROLES)).tolist()
+    rows += _weights_among(pairs, np.flatnonzero(in_step & has_role(pairs, "input")), reference)
     tensors = {_tensor(pairs, row, reference, candidate)}
     names = {_name(pairs, row)}
     count = dict.fromkeys(STATE_ROLES, 0)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from astray.comparison.judge import thresholds as t
-from astray.comparison.measure.evidence import Evidence, MeasuredPairs, Progress, measure_statistics, measure_values
+from astray.comparison.measure.evidence import Evidence, Progress
 from astray.comparison.measure.kept_values import EvidenceSource, is_partial
+from astray.comparison.measure.measurements import MeasuredPairs, measure_statistics, measure_values
 from astray.comparison.rows import Bools, Ints
 from astray.comparison.verdict import UNDECIDED, Judgement, Reason, Rule, Verdict
 from astray.stats.dtypes import DTYPES
@@ -189,8 +190,8 @@ def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: 
     if not len(at) or "backward" not in evidence.phases:
         return
     at = at[evidence.sides("phase", at)[0] == evidence.phases.index("backward")]
-    left, right = evidence.numbers("count", at)
-    at = at[(left == right) & (left > 0) & (evidence.eps(at) > 0)]
+    count_reference, count_candidate = evidence.numbers("count", at)
+    at = at[(count_reference == count_candidate) & (count_reference > 0) & (evidence.eps(at) > 0)]
     if not len(at):
         return
     nothing = np.zeros(len(at), np.bool_)

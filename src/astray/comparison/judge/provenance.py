@@ -176,8 +176,8 @@ class RowProvenance:
     def first_seen(self) -> Ints:
         """The first row of the same plane and step that holds the same value in both runs; −1 for that row itself."""
         found = np.full(len(self.call), -1)
-        values, telling = self._same_value
-        at = np.flatnonzero(telling & (self.plane >= 0))
+        values, distinctive = self._same_value
+        at = np.flatnonzero(distinctive & (self.plane >= 0))
         if not len(at):
             return found
         key = mixed_key([values[at], self.step[at], self.plane[at]])
@@ -196,8 +196,8 @@ class RowProvenance:
     def first_seen_in_any_plane(self) -> Ints:
         """The same among the rows of all planes."""
         found = np.full(len(self.call), -1)
-        values, telling = self._same_value
-        at = np.flatnonzero(telling)
+        values, distinctive = self._same_value
+        at = np.flatnonzero(distinctive)
         if len(at):
             key = mixed_key([values[at], self.step[at]])
             _, first, number = np.unique(key, return_index=True, return_inverse=True)
@@ -213,7 +213,7 @@ class RowProvenance:
         at = np.flatnonzero(self.comparable & (self.plane >= 0))
         held = graph_of(self.run).contents
         tensor = evidence.reference.tensor[evidence.pairs.reference[at]]
-        at, tensor = at[held.telling[tensor]], tensor[held.telling[tensor]]
+        at, tensor = at[held.distinctive[tensor]], tensor[held.distinctive[tensor]]
         if not len(at):
             return found
         key = mixed_key([held.code[tensor], self.step[at], self.plane[at]])
@@ -252,7 +252,7 @@ class RowProvenance:
         found, known = np.zeros(len(self.call), np.uint64), np.zeros(len(self.call), np.bool_)
         if not len(at) or not evidence.same_fingerprint_kind:
             return found, known
-        codes, telling = [], np.ones(len(at), np.bool_)
+        codes, distinctive = [], np.ones(len(at), np.bool_)
         for rows, side in (
             (evidence.reference, evidence.pairs.reference),
             (evidence.candidate, evidence.pairs.candidate),
@@ -260,8 +260,8 @@ class RowProvenance:
             assert rows.run is not None, "pairs have both sides"
             held, tensor = graph_of(rows.run).contents, rows.tensor[side[at]]
             codes.append(held.code[tensor])
-            telling &= held.telling[tensor]
-        found[at], known[at] = mixed_key(codes), telling
+            distinctive &= held.distinctive[tensor]
+        found[at], known[at] = mixed_key(codes), distinctive
         return found, known
 
     # -- history ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.sources import Sources
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.rows import Bools, Floats
-from astray.comparison.setup.effects import unit_of
+from astray.comparison.setup.setup_difference import unit_of
 from astray.store import RankRun
 
 PLAIN = re.compile(

@@ -1,6 +1,7 @@
 """How far apart the two sides of a pair are, by the best that both sides kept.
 
-evidence.py         what there is to judge a pair by, and what it says
+evidence.py         what there is to judge a pair by
+measurements.py     what that shows: by statistics, or by kept values
 kept_values.py      which values both sides kept
 metrics.py          what is measured, by name, with its formula
 custom_metrics.py   metrics that are asked for by name, and the user's own

@@ -218,7 +218,7 @@ OWN_SUMMING = 2.0**-24
 """The rounding of float32, in which other tools sum whatever is no coarser."""
 
 
-def is_untold(reference: Columns, candidate: Columns) -> Bools:
+def lacks_nonfinite_counts(reference: Columns, candidate: Columns) -> Bools:
     """Where a side does not say how many elements are NaN or infinite: the statistics are another tool's."""
     return np.asarray((reference["nan"] < 0) | (candidate["nan"] < 0))
 
@@ -231,9 +231,9 @@ def has_nonfinite(side: Columns, count: npt.NDArray[Any]) -> Bools:
 
 def has_other_nonfinite(reference: Columns, candidate: Columns) -> Bools:
     """Where neither side has counted, and another extreme is missing: NaN against infinity, or +Inf against −Inf."""
-    untold = (reference["nan"] < 0) & (candidate["nan"] < 0)
+    without_counts = (reference["nan"] < 0) & (candidate["nan"] < 0)
     differ = [np.isnan(reference[name]) != np.isnan(candidate[name]) for name in ("min", "max")]
-    return np.asarray(untold & (differ[0] | differ[1]))
+    return np.asarray(without_counts & (differ[0] | differ[1]))
 
 
 def summing_slack(reference: Columns, candidate: Columns, eps: Floats, count: npt.NDArray[Any]) -> Floats:
@@ -244,7 +244,7 @@ def summing_slack(reference: Columns, candidate: Columns, eps: Floats, count: np
     tool.
     """
     own = eps + OWN_SUMMING * np.maximum(count, 1) ** 0.75
-    return np.where(is_untold(reference, candidate), own, 0.0)
+    return np.where(lacks_nonfinite_counts(reference, candidate), own, 0.0)
 
 
 def error_of_statistics(found: Mapping[str, Floats]) -> Floats:
@@ -258,17 +258,17 @@ def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
     A statistic that a side lacks is not a difference.
     """
     same = np.ones(len(reference["mean"]), np.bool_)
-    untold = is_untold(reference, candidate)
+    without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
-        same &= (column == candidate[name]) | _both_or_untold(name, column, candidate[name], untold)
+        same &= (column == candidate[name]) | _both_or_untold(name, column, candidate[name], without_counts)
     return same
 
 
-def _both_or_untold(name: str, column: Column, other: Column, untold: Bools) -> Bools:
+def _both_or_untold(name: str, column: Column, other: Column, without_counts: Bools) -> Bools:
     """Where both sides lack a statistic, or one of them lacks it because it does not record all of them."""
     if name in ("nan", "inf"):
-        return untold
-    return np.where(untold, np.isnan(column) | np.isnan(other), np.isnan(column) & np.isnan(other))
+        return without_counts
+    return np.where(without_counts, np.isnan(column) | np.isnan(other), np.isnan(column) & np.isnan(other))
 
 
 SUMMING = 2.0**-50
@@ -283,11 +283,11 @@ def equal_but_for_order(reference: Columns, candidate: Columns) -> Bools:
     size = np.hypot(reference["mean"], reference["std"])
     slack = {"mean": size, "std": size, "l2": reference["l2"]}
     same = np.ones(len(size), np.bool_)
-    untold = is_untold(reference, candidate)
+    without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
         room = SUMMING * slack[name] if name in slack else 0.0
         close = np.abs(candidate[name] - column) <= room
-        same &= close | _both_or_untold(name, column, candidate[name], untold)
+        same &= close | _both_or_untold(name, column, candidate[name], without_counts)
     return same
 
 

@@ -92,16 +92,19 @@ def contrast_blocks(
 ) -> Contrast:
     """How far apart two tensors are that come in flat blocks, each side in blocks of its own."""
     found: list[Contrast] = []
-    here, there = np.empty(0), np.empty(0)
+    block_reference, block_candidate = np.empty(0), np.empty(0)
     while True:
-        here = here if here.size else next(reference, here)
-        there = there if there.size else next(candidate, there)
-        size = min(here.size, there.size)
+        block_reference = block_reference if block_reference.size else next(reference, block_reference)
+        block_candidate = block_candidate if block_candidate.size else next(candidate, block_candidate)
+        size = min(block_reference.size, block_candidate.size)
         if not size:
             break
-        sides = Strided.from_numpy(here[:size], dtypes[0]), Strided.from_numpy(there[:size], dtypes[1])
+        sides = (
+            Strided.from_numpy(block_reference[:size], dtypes[0]),
+            Strided.from_numpy(block_candidate[:size], dtypes[1]),
+        )
         found.append(contrast(*sides))
-        here, there = here[size:], there[size:]
+        block_reference, block_candidate = block_reference[size:], block_candidate[size:]
     return found[0] if len(found) == 1 else merge_contrasts(found)
 
 
@@ -109,9 +112,11 @@ def contrast_pieces(reference: Pieces, candidate: Pieces, dtypes: tuple[str, str
     """How far apart two tensors are, and whether they have the same bits."""
     found: list[Contrast] = []
     equal = dtypes[0] == dtypes[1]
-    for here, there in stretches(reference, candidate):
-        found.append(contrast(Strided.from_numpy(here, dtypes[0]), Strided.from_numpy(there, dtypes[1])))
-        equal = equal and here.tobytes() == there.tobytes()
+    for part_reference, part_candidate in stretches(reference, candidate):
+        found.append(
+            contrast(Strided.from_numpy(part_reference, dtypes[0]), Strided.from_numpy(part_candidate, dtypes[1]))
+        )
+        equal = equal and part_reference.tobytes() == part_candidate.tobytes()
     return merge_contrasts(found), equal
 
 
@@ -201,7 +206,9 @@ def _cosine(parts: list[Contrast], reference: float | None, candidate: float | N
     if not reference or not candidate:
         return None
     norms = [[getattr(part, f"l2_{side}") for part in parts] for side in ("reference", "candidate")]
-    left, right = ([norm / max(side) for norm in side] for side in norms)
+    norms_reference, norms_candidate = ([norm / max(side) for norm in side] for side in norms)
     cosines = [part.cosine or 0.0 for part in parts]  # there is none where a norm is 0, and then it does not count
-    dot = math.fsum(cosine * one * other for cosine, one, other in zip(cosines, left, right, strict=True))
-    return max(-1.0, min(1.0, dot / math.hypot(*left) / math.hypot(*right)))
+    dot = math.fsum(
+        cosine * one * other for cosine, one, other in zip(cosines, norms_reference, norms_candidate, strict=True)
+    )
+    return max(-1.0, min(1.0, dot / math.hypot(*norms_reference) / math.hypot(*norms_candidate)))

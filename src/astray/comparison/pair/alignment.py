@@ -10,7 +10,7 @@ Three things make an exception:
   all that follow are off by one. Where a module does not call the same in the same order, `partners` pairs its calls in
   order of execution (`sequence_alignment`), so that neighbours show what is additional.
 - Modules whose calls come in another order, as in programs that iterate over a set of names. Where each call has plain
-  arguments of its own, `numbered_alike` pairs by those.
+  arguments of its own, `renumber_by_arguments` pairs by those.
 - Runs whose names say nothing, if the user says so, or if one of the two does not record in which module a function was
   called (`unnamed_calls`). All calls are then paired in order of execution, whatever they are called.
 
@@ -56,7 +56,7 @@ def align(
     same_shape: tensors of different shapes are not paired.
     """
     partner: Ints
-    candidate = numbered_alike(reference, candidate, words)
+    candidate = renumber_by_arguments(reference, candidate, words)
     if _has_same_keys(reference, candidate):  # two runs of one program: each row has its partner at its own place
         partner = np.arange(len(reference))
     else:
@@ -88,7 +88,7 @@ def knows_modules(run: RunData) -> bool | None:
     functions = False
     for rank in run.ranks.values():
         kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
-        counted = [kinds.values.index(kind) for kind in COUNTED if kind in kinds.values]
+        counted = [kinds.values.index(kind) for kind in REPEATED_KINDS if kind in kinds.values]
         if "module" in kinds.values:
             return True if counted else None
         for kind in counted:
@@ -107,34 +107,37 @@ def _keys(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tup
     """One number for each row, which only its partner has too."""
     columns = {name: np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY}
     keys = one_key([columns[name] for name in (ANONYMOUS if in_order else KEY)])
-    left, right = keys[: len(reference)], keys[len(reference) :]
-    if in_order or not np.array_equal(left, right):
+    keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    if in_order or not np.array_equal(keys_reference, keys_candidate):
         partner = np.concatenate(partners(reference, candidate, words, in_order))
         if partner.any():
             columns["call"] = np.where(partner > 0, 0, columns["call"])
             keys = one_key([*(columns[name] for name in (ANONYMOUS if in_order else KEY)), partner])
-            left, right = keys[: len(reference)], keys[len(reference) :]
-    if repeats(left) or repeats(right):
-        keys = one_key([keys, np.concatenate([number_repeats(left), number_repeats(right)])])
-        left, right = keys[: len(reference)], keys[len(reference) :]
-    return left, right
+            keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    if repeats(keys_reference) or repeats(keys_candidate):
+        keys = one_key([keys, np.concatenate([number_repeats(keys_reference), number_repeats(keys_candidate)])])
+        keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    return keys_reference, keys_candidate
 
 
 def merge(partner: Ints, candidates: int) -> Alignment:
-    """Lay the candidate's lone rows between the pairs. `partner` is the candidate row of each reference row, or −1."""
+    """Lay the candidate's unmatched rows between the pairs.
+
+    partner: the candidate row of each reference row, or −1. candidates: how many rows the candidate has.
+    """
     if len(partner) == candidates and np.array_equal(partner, np.arange(candidates)):
         return Alignment(partner, partner)
     matched = np.flatnonzero(partner >= 0)
-    home = np.full(candidates, -1)  # the reference row of each candidate row
-    home[partner[matched]] = matched
-    lone = np.flatnonzero(home < 0)
+    reference_of = np.full(candidates, -1)  # the reference row of each candidate row
+    reference_of[partner[matched]] = matched
+    unmatched = np.flatnonzero(reference_of < 0)
     # the last candidate row at or before each one that has a partner; −1 before the first such row
-    last = np.maximum.accumulate(np.where(home >= 0, np.arange(candidates), -1))[lone]
-    follows = np.where(last >= 0, home[last], -1)
-    # a stable sort keeps a reference row before the lone rows that follow it, and those in their own order
+    last = np.maximum.accumulate(np.where(reference_of >= 0, np.arange(candidates), -1))[unmatched]
+    follows = np.where(last >= 0, reference_of[last], -1)
+    # a stable sort keeps a reference row before the unmatched rows that follow it, and those in their own order
     order = np.argsort(np.concatenate([np.arange(len(partner)), follows]), kind="stable")
-    reference = np.concatenate([np.arange(len(partner)), np.full(len(lone), -1)])[order]
-    return Alignment(reference, np.concatenate([partner, lone])[order])
+    reference = np.concatenate([np.arange(len(partner)), np.full(len(unmatched), -1)])[order]
+    return Alignment(reference, np.concatenate([partner, unmatched])[order])
 
 
 # -- calls that numbers do not pair ------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def merge(partner: Ints, candidates: int) -> Alignment:
 SCOPE = ("step", "micro", "phase", "again")
 """Calls of different scopes are never paired."""
 
-COUNTED = ("function", "op", "collective")
+REPEATED_KINDS = ("function", "op", "collective")
 """Kinds of calls whose sites are called again and again within one call of their module."""
 
 
@@ -174,80 +177,91 @@ class CallSequence(NamedTuple):
         return len(self.detail)
 
 
-def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
-    """The candidate, whose calls of a module have the numbers of the reference's with the same plain arguments.
+def renumber_by_arguments(reference: Rows, candidate: Rows, words: Words) -> Rows:
+    """The candidate with its calls of a module numbered as the reference's calls with the same plain arguments.
 
-    It is as it was where all come in the same order, and where two calls have the same arguments.
+    Unchanged where all come in the same order, and where two calls have the same arguments.
     """
     module = words.kind.index("module") if "module" in words.kind else -1
-    again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
-    if not all(side.any() for side in again):
+    repeated = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
+    if not all(side.any() for side in repeated):
         return candidate
-    arguments = StringTable()
-    first, second = (_given(rows, module, arguments) for rows in (reference, candidate))
-    moved = {
-        (place, number): first[place].index(one)
-        for place in first.keys() & second.keys()
-        if first[place] != second[place] and len(set(first[place])) == len(first[place])
-        if sorted(first[place]) == sorted(second[place])
-        for number, one in enumerate(second[place])
-    }
-    if not moved:
+    vocabulary = StringTable()
+    arguments, arguments_candidate = (_arguments_of_calls(rows, module, vocabulary) for rows in (reference, candidate))
+    renumbered: dict[tuple[ModulePlace, int], int] = {}
+    for place in arguments.keys() & arguments_candidate.keys():
+        wanted, order = arguments[place], arguments_candidate[place]
+        if wanted != order and len(set(wanted)) == len(wanted) and sorted(wanted) == sorted(order):
+            renumbered |= {(place, number): wanted.index(code) for number, code in enumerate(order)}
+    if not renumbered:
         return candidate
     columns = candidate.columns
     call = columns["call"].copy()
-    at = np.flatnonzero((columns["kind"] == module) & np.isin(columns["site"], [site for (*_, site), _ in moved]))
-    places = zip(*(columns[name][at].tolist() for name in ("step", "micro", "site", "call")), strict=True)
-    call[at] = [moved.get(((step, micro, site), number), number) for step, micro, site, number in places]
+    sites = [site for (*_, site), _ in renumbered]
+    at = np.flatnonzero((columns["kind"] == module) & np.isin(columns["site"], sites))
+    keys = zip(*(columns[name][at].tolist() for name in ("step", "micro", "site", "call")), strict=True)
+    call[at] = [renumbered.get(((step, micro, site), number), number) for step, micro, site, number in keys]
     return replace(candidate, columns=columns | {"call": call})
 
 
-def _given(rows: Rows, module: int, arguments: StringTable) -> dict[tuple[int, int, int], list[int]]:
-    """By step, micro step and site the arguments of each call of a module that is called several times, in order."""
+ModulePlace = tuple[int, int, int]
+"""Step, micro step and site of a module."""
+
+
+def _arguments_of_calls(rows: Rows, module: int, vocabulary: StringTable) -> dict[ModulePlace, list[int]]:
+    """The codes of the arguments of each call of a module that is called several times, in order."""
     assert rows.run is not None, "there are rows"
-    told = arguments.encode(rows.run.calls.coded("args"))[rows.call_row]
+    arguments = vocabulary.encode(rows.run.calls.coded("args"))[rows.call_row]
     columns = rows.columns
-    at = np.flatnonzero((columns["kind"] == module) & (told >= 0) & (columns["again"] == 0))
+    at = np.flatnonzero((columns["kind"] == module) & (arguments >= 0) & (columns["again"] == 0))
     at = at[np.unique(rows.call_row[at], return_index=True)[1]]
-    found: dict[tuple[int, int, int], dict[int, int]] = {}
+    by_number: dict[ModulePlace, dict[int, int]] = {}
     several = np.isin(columns["site"][at], np.unique(columns["site"][at][columns["call"][at] > 0]))
     names = [columns[name][at[several]].tolist() for name in ("step", "micro", "site", "call")]
-    for step, micro, site, call, one in zip(*names, told[at[several]].tolist(), strict=True):
-        found.setdefault((step, micro, site), {}).setdefault(call, one)
-    whole = {place: calls for place, calls in found.items() if sorted(calls) == list(range(len(calls)))}
-    return {place: [calls[number] for number in range(len(calls))] for place, calls in whole.items()}
+    for step, micro, site, call, code in zip(*names, arguments[at[several]].tolist(), strict=True):
+        by_number.setdefault((step, micro, site), {}).setdefault(call, code)
+    complete = {place: calls for place, calls in by_number.items() if sorted(calls) == list(range(len(calls)))}
+    return {place: [calls[number] for number in range(len(calls))] for place, calls in complete.items()}
 
 
-def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -> tuple[Ints, Ints]:
-    """A number for each row that its partner's call has too; 0 where the key is to decide.
+def partners(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tuple[Ints, Ints]:
+    """A number for each row that its partner's call has too; 0 where the key decides.
 
-    Calls that are to be paired by order and have no partner get a number of their own.
+    Calls that are paired by order and have no partner get a number of their own. in_order: all calls are.
     """
     nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
     if not len(reference) or not len(candidate):
         return nothing
-    measure = _measure(reference, candidate)
-    left, right = CallSequence.of(reference, measure), CallSequence.of(candidate, measure)
-    scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
-    if everything:
-        meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
+    measure = _size_statistic(reference, candidate)
+    calls_reference, calls_candidate = CallSequence.of(reference, measure), CallSequence.of(candidate, measure)
+    scopes = _common_numbers(
+        [calls_reference.columns[name] for name in SCOPE], [calls_candidate.columns[name] for name in SCOPE]
+    )
+    if in_order:
+        by_order = streams = np.ones(len(calls_reference), np.bool_), np.ones(len(calls_candidate), np.bool_)
     else:
-        meant = _unlike(left, right, scopes, words)
-        streams = _in_their_modules(left, right, meant, scopes, _modules(words.site))
-    numbers = np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)
+        by_order = _in_uneven_modules(calls_reference, calls_candidate, scopes, words)
+        streams = _in_modules_of(calls_reference, calls_candidate, by_order, scopes, _modules(words.site))
+    numbers = np.zeros(len(calls_reference), np.int64), np.zeros(len(calls_candidate), np.int64)
     for scope in np.unique(scopes[0][streams[0]]).tolist():
-        at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
-        first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
-        first, second = at[0][first], at[1][second]
-        if not everything:  # names decide: the stream only says which of several calls of a site it is
-            same = left.columns["site"][first] == right.columns["site"][second]
-            same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
+        places = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
+        first, second = pair_streams(
+            _stream(calls_reference, places[0], words), _stream(calls_candidate, places[1], words)
+        )
+        first, second = places[0][first], places[1][second]
+        if not in_order:  # names decide: the stream only says which of several calls of a site it is
+            same = calls_reference.columns["site"][first] == calls_candidate.columns["site"][second]
+            same &= (
+                by_order[0][first]
+                & by_order[1][second]
+                & _have_plausible_shapes(calls_reference, calls_candidate, first, second)
+            )
             first, second = first[same], second[same]
         numbers[0][first] = numbers[1][second] = first + 1
-    lone = [taken & (number == 0) for taken, number in zip(meant, numbers, strict=True)]
-    numbers[0][lone[0]] = len(left) + 1 + np.flatnonzero(lone[0])
-    numbers[1][lone[1]] = 2 * len(left) + 1 + np.flatnonzero(lone[1])
-    return numbers[0][left.of_row], numbers[1][right.of_row]
+    unpaired = [taken & (number == 0) for taken, number in zip(by_order, numbers, strict=True)]
+    numbers[0][unpaired[0]] = len(calls_reference) + 1 + np.flatnonzero(unpaired[0])
+    numbers[1][unpaired[1]] = 2 * len(calls_reference) + 1 + np.flatnonzero(unpaired[1])
+    return numbers[0][calls_reference.of_row], numbers[1][calls_candidate.of_row]
 
 
 def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
@@ -258,7 +272,7 @@ def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
     columns = {name: column[at].astype(np.int64) for name, column in calls.columns.items()}
     functions: dict[str, int] = {}
     codes = np.array([functions.setdefault(site.rpartition("/")[2], len(functions)) for site in words.site], np.int64)
-    by_name = np.isin(columns["kind"], _codes(words.kind, COUNTED))
+    by_name = np.isin(columns["kind"], _codes(words.kind, REPEATED_KINDS))
     kind = np.where(by_name, codes[columns["site"]], len(codes)) * len(words.kind) + columns["kind"]
     name = np.where(by_name, columns["site"], len(words.site) + columns["type"])
     return CallStream(kind, calls.detail[at], name, calls.size[at])
@@ -274,51 +288,59 @@ def _modules(sites: list[str]) -> Ints:
     return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
 
 
-def _unlike(left: CallSequence, right: CallSequence, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+def _in_uneven_modules(
+    reference: CallSequence, candidate: CallSequence, scopes: tuple[Ints, Ints], words: Words
+) -> tuple[Bools, Bools]:
     """Calls in modules that both sides have, and in which they do not call the same in the same order."""
-    modules, counted = _modules(words.site), _codes(words.kind, COUNTED)
+    modules, counted = _modules(words.site), _codes(words.kind, REPEATED_KINDS)
     sides = []
-    for calls, scope in zip((left, right), scopes, strict=True):
+    for calls, scope in zip((reference, candidate), scopes, strict=True):
         at = np.flatnonzero(np.isin(calls.columns["kind"], counted))
         sides.append((at, scope[at], modules[calls.columns["site"][at]], calls.columns["site"][at]))
-    groups = _together(*([side[1], side[2]] for side in sides))
+    groups = _common_numbers(*([side[1], side[2]] for side in sides))
     order = [np.argsort(group, kind="stable") for group in groups]
     most = int(max(group.max(initial=-1) for group in groups)) + 1
     counts = [np.bincount(group, minlength=most) for group in groups]
-    unlike = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
+    uneven = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
     even = [np.flatnonzero((counts[0] == counts[1])[group[one]]) for group, one in zip(groups, order, strict=True)]
     sites = [side[3][one[kept]] for side, one, kept in zip(sides, order, even, strict=True)]
-    unlike[np.unique(groups[0][order[0][even[0]]][sites[0] != sites[1]])] = True
-    found = []
-    for calls, side, group in zip((left, right), sides, groups, strict=True):
+    uneven[np.unique(groups[0][order[0][even[0]]][sites[0] != sites[1]])] = True
+    masks = []
+    for calls, side, group in zip((reference, candidate), sides, groups, strict=True):
         mask = np.zeros(len(calls), np.bool_)
-        mask[side[0]] = unlike[group]
-        found.append(mask)
-    return found[0], found[1]
+        mask[side[0]] = uneven[group]
+        masks.append(mask)
+    return masks[0], masks[1]
 
 
-def _sure(left: CallSequence, right: CallSequence, first: Ints, second: Ints) -> Bools:
-    """Pairs of equal shapes, and others between two such pairs: there a shape is wrong, elsewhere the pair is."""
-    same = left.detail[first] == right.detail[second]
+def _have_plausible_shapes(reference: CallSequence, candidate: CallSequence, first: Ints, second: Ints) -> Bools:
+    """Pairs of equal shapes, and those between two such: there the shape differs, elsewhere the pair is a wrong one."""
+    same = reference.detail[first] == candidate.detail[second]
     following = (np.diff(first) == 1) & (np.diff(second) == 1)
     before, after = np.append(False, same[:-1] & following), np.append(same[1:] & following, False)
     return np.asarray(same | (before & after))
 
 
-def _in_their_modules(
-    left: CallSequence, right: CallSequence, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
+def _in_modules_of(
+    reference: CallSequence,
+    candidate: CallSequence,
+    by_order: tuple[Bools, Bools],
+    scopes: tuple[Ints, Ints],
+    modules: Ints,
 ) -> tuple[Bools, Bools]:
-    """All calls in the modules of those that are meant: their neighbours."""
-    within = _together([scopes[0], modules[left.columns["site"]]], [scopes[1], modules[right.columns["site"]]])
-    wanted = np.union1d(within[0][meant[0]], within[1][meant[1]])
-    return np.isin(within[0], wanted), np.isin(within[1], wanted)
+    """All calls in the modules of those that are paired by order: their neighbours."""
+    module_of = _common_numbers(
+        [scopes[0], modules[reference.columns["site"]]], [scopes[1], modules[candidate.columns["site"]]]
+    )
+    modules_wanted = np.union1d(module_of[0][by_order[0]], module_of[1][by_order[1]])
+    return np.isin(module_of[0], modules_wanted), np.isin(module_of[1], modules_wanted)
 
 
-def _together(left: list[Ints], right: list[Ints]) -> tuple[Ints, Ints]:
+def _common_numbers(reference: list[Ints], candidate: list[Ints]) -> tuple[Ints, Ints]:
     """One number for each combination of values, the same on both sides."""
-    keys = one_key([np.concatenate([one, other]) for one, other in zip(left, right, strict=True)])
+    keys = one_key([np.concatenate([one, other]) for one, other in zip(reference, candidate, strict=True)])
     _, number = np.unique(keys, return_inverse=True)
-    return number[: len(left[0])], number[len(left[0]) :]
+    return number[: len(reference[0])], number[len(reference[0]) :]
 
 
 def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
@@ -333,8 +355,8 @@ def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
     return found.view(np.int64)
 
 
-def _measure(reference: Rows, candidate: Rows) -> str:
-    """What to measure tensors by: their norm; their largest element where a run has few norms, as with samples."""
+def _size_statistic(reference: Rows, candidate: Rows) -> str:
+    """The statistic that says how large tensors are: the norm, or the largest element where a run has few norms."""
     known = [np.isfinite(rows.statistic("l2", np.arange(len(rows)))).mean() for rows in (reference, candidate)]
     return "l2" if min(known) >= 0.5 else "absmax"
 

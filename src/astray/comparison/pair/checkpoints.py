@@ -59,19 +59,21 @@ def pair_names(reference: RunData, candidate: RunData, matching: Matching) -> tu
         raise CompareError("Checkpoints have no micro steps: --micro is for recordings.")
     if matching.mapping != NOTHING or matching.by != "key":
         return matching, []
-    left, right = _names(reference), _names(candidate)
-    found = find_renaming(left, right)
-    if not found.names and not set(left) & set(right):
-        raise CompareError(_nothing_shared(reference, left, candidate, right))
+    names_reference, names_candidate = _names(reference), _names(candidate)
+    found = find_renaming(names_reference, names_candidate)
+    if not found.names and not set(names_reference) & set(names_candidate):
+        raise CompareError(_nothing_shared(reference, names_reference, candidate, names_candidate))
     if not found.names:
         return matching, []
     return replace(matching, mapping=Mapping(sites=found.names)), [found.sentence]
 
 
-def _nothing_shared(reference: RunData, left: list[str], candidate: RunData, right: list[str]) -> str:
+def _nothing_shared(
+    reference: RunData, names_reference: list[str], candidate: RunData, names_candidate: list[str]
+) -> str:
     have = "; ".join(
         f"{run.path} has {counted(len(names), 'tensor')}, such as {names[len(names) // 2]}"
-        for run, names in ((reference, left), (candidate, right))
+        for run, names in ((reference, names_reference), (candidate, names_candidate))
     )
     return (
         f"There is nothing to compare: no tensor has the same name in both checkpoints. {have}. Draft what belongs "
@@ -96,23 +98,25 @@ def find_renaming(reference: list[str], candidate: list[str]) -> Renaming:
     >>> find_renaming(["h.0.weight"], ["module.h.0.weight"]).names
     {'module.h.0.weight': 'h.0.weight'}
     """
-    lone = _Lone(_without(reference, candidate), _without(candidate, reference))
+    unmatched = _Unmatched(_without(reference, candidate), _without(candidate, reference))
     names: dict[str, str] = {}
     sentences: list[str] = []
-    wrapped = lone.pairs(_unwrapped, _unwrapped)
+    wrapped = unmatched.pairs(_unwrapped, _unwrapped)
     if wrapped:
         names |= wrapped
-        left, right = (_wrappers(_without(side, other)) for side, other in _sides(wrapped))
+        wrappers_reference, wrappers_candidate = (_wrappers(_without(side, other)) for side, other in _sides(wrapped))
         which = [
-            f"{_listed(found)} of the {side}" for side, found in (("reference", left), ("candidate", right)) if found
+            f"{_listed(found)} of the {side}"
+            for side, found in (("reference", wrappers_reference), ("candidate", wrappers_candidate))
+            if found
         ]
         sentences.append(f"without {' and '.join(which)}")
-        lone = lone.without(wrapped)
-    side, prefix = lone.best_prefix()
+        unmatched = unmatched.without(wrapped)
+    side, prefix = unmatched.best_prefix()
     if prefix:
         rewordings: list[Rewording] = [_unwrapped, _unwrapped]
         rewordings[side] = lambda name: _cut(_unwrapped(name), prefix)
-        names |= lone.pairs(*rewordings)
+        names |= unmatched.pairs(*rewordings)
         sentences.append(f"without the prefix {prefix} of the {('reference', 'candidate')[side]}")
     if not names:
         return Renaming({}, "")
@@ -124,19 +128,19 @@ def find_renaming(reference: list[str], candidate: list[str]) -> Renaming:
     )
 
 
-class _Lone(NamedTuple):
+class _Unmatched(NamedTuple):
     """Names that only one side has."""
 
     reference: list[str]
     candidate: list[str]
 
-    def pairs(self, left: Rewording, right: Rewording) -> dict[str, str]:
+    def pairs(self, reference: Rewording, candidate: Rewording) -> dict[str, str]:
         """Names of the candidate and of the reference that are the same and unique once both are reworded."""
-        ours, theirs = _unique(self.reference, left), _unique(self.candidate, right)
-        return {theirs[name]: ours[name] for name in theirs if name in ours}
+        names, names_candidate = _unique(self.reference, reference), _unique(self.candidate, candidate)
+        return {names_candidate[name]: names[name] for name in names_candidate if name in names}
 
-    def without(self, paired: dict[str, str]) -> _Lone:
-        return _Lone(_without(self.reference, paired.values()), _without(self.candidate, paired))
+    def without(self, paired: dict[str, str]) -> _Unmatched:
+        return _Unmatched(_without(self.reference, paired.values()), _without(self.candidate, paired))
 
     def best_prefix(self) -> tuple[int, str]:
         """The side and the prefix without which most names are those of the other side; none if that is not half."""
@@ -220,8 +224,8 @@ def find_worst(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) 
 
 def _divergence(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, row: int, at: int) -> Divergence:
     place = TensorPlace.of(pairs, row)
-    left = side_of(reference, int(pairs.numbers("row_reference")[row]))
-    right = side_of(candidate, int(pairs.numbers("row_candidate")[row]))
+    side_reference = side_of(reference, int(pairs.numbers("row_reference")[row]))
+    side_candidate = side_of(candidate, int(pairs.numbers("row_candidate")[row]))
     known = {name: float(pairs.numbers(name)[row]) for name in (*METRICS, *SLICES, *BOUNDS)}
     measured = {name: value for name, value in known.items() if not np.isnan(value)}
     return Divergence(
@@ -232,10 +236,13 @@ def _divergence(pairs: Table, rank: int, reference: RankRun, candidate: RankRun,
         magnitude=measured.get("max_abs", np.nan),
         measured_by=pairs["source"][row] or "none",
         metrics=measured,
-        reference=left,
-        candidate=right,
+        reference=side_reference,
+        candidate=side_candidate,
         parameter=place,
-        evidence=(f"Its values differ by more than rounding ({place.verdict}).", *_clues(left, right, measured)),
+        evidence=(
+            f"Its values differ by more than rounding ({place.verdict}).",
+            *_clues(side_reference, side_candidate, measured),
+        ),
         order=(0, at),
     )
 
@@ -246,8 +253,8 @@ def _company(pairs: Table, worst: Ints) -> list[str]:
         return ["It is the only one that differs."]
     sites = pairs.coded("site")
     names = [str(sites[row]) for row in worst.tolist()]
-    there = int(np.sum((pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)))
-    if len(worst) == there:
+    matched = int(np.sum((pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)))
+    if len(worst) == matched:
         return ["Every tensor differs."]
     shared = _shared_prefix(names)
     if len(shared) > len(_shared_prefix([str(name) for name in sites.values])):
@@ -262,11 +269,11 @@ def _shared_prefix(names: Sequence[str]) -> list[str]:
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False))]
 
 
-def _clues(left: Side, right: Side, measured: dict[str, float]) -> list[str]:
+def _clues(reference: Side, candidate: Side, measured: dict[str, float]) -> list[str]:
     """What the difference looks like."""
-    if left.shape != right.shape:
-        return ["One is the other transposed."] if left.shape == right.shape[::-1] else []
-    one, other = left.statistics, right.statistics
+    if reference.shape != candidate.shape:
+        return ["One is the other transposed."] if reference.shape == candidate.shape[::-1] else []
+    one, other = reference.statistics, candidate.statistics
     if one is None or other is None or not one.l2 or not other.l2 or one.nan + one.inf + other.nan + other.inf:
         return []
     times = math.copysign(other.l2 / one.l2, measured.get("cosine", 0.0))

@@ -31,7 +31,7 @@ from astray.store.run_info import End
 class Tables(NamedTuple):
     """The tables of a joined rank, and where each of its rows came from.
 
-    Row r is made of the rows `parts[begin[r]:begin[r + 1]]` of the recorded rank, `way[r]` is the `JoinRule`, `dim[r]`
+    Row r is made of the rows `parts[begin[r]:begin[r + 1]]` of the recorded rank, `rule[r]` is the `JoinRule`, `dim[r]`
     the dimension they are joined along.
     """
 
@@ -39,7 +39,7 @@ class Tables(NamedTuple):
     tensors: Table
     parts: Ints
     begin: Ints
-    way: Ints
+    rule: Ints
     dim: Ints
     samples: Ints  # of each part: how many samples of the batch its micro step has, 0 if that is not known
 
@@ -73,7 +73,7 @@ class JoinedRank(RankRun):
     def pieces(self, row: int) -> Pieces | None:
         """The values of the parts of a joined row; None if it is none, or they were not kept."""
         tables = self.tables
-        if tables.way[row] != JoinRule.JOINED or self.tensors.numbers("blob_file")[row] < 0:
+        if tables.rule[row] != JoinRule.JOINED or self.tensors.numbers("blob_file")[row] < 0:
             return None
         values = [self.recorded.verified(one) for one in tables.rows(row)]
         known = [np.atleast_1d(one) for one in values if one is not None]
@@ -90,9 +90,9 @@ class JoinedRank(RankRun):
         """Errors of some recorded rows as those of joined ones, each the largest of its parts'."""
         tables = self.tables
         joined = np.full(len(self.recorded.tensors), -1)
-        joined[tables.parts] = np.repeat(np.arange(len(tables.way)), np.diff(tables.begin))
+        joined[tables.parts] = np.repeat(np.arange(len(tables.rule)), np.diff(tables.begin))
         known = joined[rows] >= 0
-        found = np.full(len(tables.way), -np.inf)
+        found = np.full(len(tables.rule), -np.inf)
         np.maximum.at(found, joined[rows[known]], errors[known])
         at = np.flatnonzero(found >= 0)
         return at, found[at]
@@ -127,15 +127,15 @@ class _JoinedSource:
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         if tensors.numbers("blob_file")[row] < 0:
             return None
-        rows, way = self._tables.rows(row), JoinRule(int(self._tables.way[row]))
-        if way == JoinRule.SUMMED and len(rows) > 1:
+        rows, rule = self._tables.rows(row), JoinRule(int(self._tables.rule[row]))
+        if rule == JoinRule.SUMMED and len(rows) > 1:
             total = add_values(self._recorded, rows)
             return None if total is None else _bytes(encode(total, tensors["dtype"][row]))
-        if way == JoinRule.JOINED and len(rows) > 1:
+        if rule == JoinRule.JOINED and len(rows) > 1:
             parts = [self._recorded.verified(one) for one in rows]
             known = [np.atleast_1d(one) for one in parts if one is not None]
             return _bytes(np.concatenate(known, axis=int(self._tables.dim[row]))) if len(known) == len(parts) else None
-        values = self._recorded.verified(rows[-1] if way == JoinRule.LAST else rows[0])
+        values = self._recorded.verified(rows[-1] if rule == JoinRule.LAST else rows[0])
         return None if values is None else _bytes(values)
 
 
@@ -203,23 +203,23 @@ def join_rows(
     run: RankRun, members: GroupMembers, groups: MicroStepGroups, remark: Ints, numbers: ReducedNumbers, samples: Ints
 ) -> Tables:
     """Make one row of each group that this run has; `remark` and `numbers` are of the groups, `samples` of the rows."""
-    there = np.flatnonzero(members.length > 0)
-    if len(there):
-        rows, begin = members.flat(there)
-        there = there[np.argsort(np.minimum.reduceat(rows, begin), kind="stable")]
-    rows, begin = members.flat(there)
-    length, way, dim = members.length[there], groups.way[there], groups.dim[there]
+    present = np.flatnonzero(members.length > 0)
+    if len(present):
+        rows, begin = members.flat(present)
+        present = present[np.argsort(np.minimum.reduceat(rows, begin), kind="stable")]
+    rows, begin = members.flat(present)
+    length, rule, dim = members.length[present], groups.rule[present], groups.dim[present]
     parts = members.rows.tensor[rows]
-    chosen = parts[begin + np.where(way == JoinRule.LAST, length - 1, 0)]
+    chosen = parts[begin + np.where(rule == JoinRule.LAST, length - 1, 0)]
     number, calls = join_calls(run)
-    builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[there] * (length > 1))
+    builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[present] * (length > 1))
     builder.columns["seq"] = calls.numbers("seq")[number[run.call_rows[parts[begin]]]]
     several = length > 1
-    builder.join(np.flatnonzero(several & (way == JoinRule.JOINED)), dim, groups.same_cut[there])
-    builder.add(np.flatnonzero(several & (way == JoinRule.SUMMED)))
-    builder.reduce(np.flatnonzero(several & (way == JoinRule.REDUCED)), numbers.take(there))
-    builder.forget(np.flatnonzero(way == JoinRule.OPEN), Reason.NO_BATCH)
-    return Tables(calls, builder.table(), parts, np.append(begin, len(parts)), way, dim, samples[rows])
+    builder.join(np.flatnonzero(several & (rule == JoinRule.JOINED)), dim, groups.same_cut[present])
+    builder.add(np.flatnonzero(several & (rule == JoinRule.SUMMED)))
+    builder.reduce(np.flatnonzero(several & (rule == JoinRule.REDUCED)), numbers.take(present))
+    builder.forget(np.flatnonzero(rule == JoinRule.OPEN), Reason.NO_BATCH)
+    return Tables(calls, builder.table(), parts, np.append(begin, len(parts)), rule, dim, samples[rows])
 
 
 class _Builder:

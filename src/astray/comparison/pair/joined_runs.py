@@ -44,18 +44,18 @@ def join_ranks(
     if any(isinstance(rank, JoinedRank) for rank in (reference, candidate)):
         return reference, candidate
     joins = _Join((reference, candidate), (matching.of_reference(), matching.of_candidate()))
-    left, right = (
+    joined_reference, joined_candidate = (
         None if rank is None else JoinedRank(rank, joins, side) for side, rank in enumerate((reference, candidate))
     )
-    return left, right
+    return joined_reference, joined_candidate
 
 
 def about_micro_steps(reference: RunData, candidate: RunData, matching: Matching, pairs: Table) -> list[str]:
     """What a reader should know about the micro steps of both runs, a sentence each."""
     if matching.micro == "joined":
         return list(_about_joined(reference, candidate))
-    lone = np.any((pairs.numbers("row_reference") < 0) | (pairs.numbers("row_candidate") < 0))
-    return _suggestion(reference, candidate, matching) if lone else []
+    unmatched = np.any((pairs.numbers("row_reference") < 0) | (pairs.numbers("row_candidate") < 0))
+    return _suggestion(reference, candidate, matching) if unmatched else []
 
 
 def _about_joined(reference: RunData, candidate: RunData) -> Iterator[str]:
@@ -76,16 +76,20 @@ def _suggestion(reference: RunData, candidate: RunData, matching: Matching) -> l
         return []
     both = reference.ranks[shared[0]], candidate.ranks[shared[0]]
     counts = [micro_steps(*(rank.calls.numbers(name) for name in ("step", "micro"))) for rank in both]
-    here, there = counts[0], {step + matching.offset: count for step, count in counts[1].items()}
-    differ = [step for step, count in here.items() if there.get(step, count) != count and step in matching.steps]
+    counts_reference, counts_candidate = counts[0], {step + matching.offset: count for step, count in counts[1].items()}
+    differ = [
+        step
+        for step, count in counts_reference.items()
+        if counts_candidate.get(step, count) != count and step in matching.steps
+    ]
     if not differ:
         return []
     alone = replace(matching, steps=StepSelection.parse(differ[0]))
     if not np.any(_Join(both, (alone.of_reference(), alone.of_candidate())).groups.parts):
         return []
     return [
-        f"In step {differ[0]} the reference has {counted(here[differ[0]], 'micro step')} and the candidate "
-        f"{there[differ[0]]}, whose batches add up to the same size. To compare whole steps, "
+        f"In step {differ[0]} the reference has {counted(counts_reference[differ[0]], 'micro step')} and the candidate "
+        f"{counts_candidate[differ[0]]}, whose batches add up to the same size. To compare whole steps, "
         "join them with --micro joined."
     ]
 
@@ -104,7 +108,7 @@ class _Join:
             rank, groups = self._ranks[side], self.groups
             assert rank is not None, "only a rank that is there is asked for its tables"
             varies = groups.given & ~groups.constant
-            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.way == JoinRule.SUMMED)
+            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.rule == JoinRule.SUMMED)
             remark = np.where(varies, Reason.VARIES, added).astype(np.int32)
             members = (groups.reference, groups.candidate)[side]
             numbers, samples = self._numbers[side], self._samples[side]
@@ -115,8 +119,8 @@ class _Join:
     def groups(self) -> MicroStepGroups:
         words: Vocabularies = defaultdict(StringTable)
         rows = [read_rows(rank, words, reading) for rank, reading in zip(self._ranks, self._readings, strict=True)]
-        left, right = (_without_added(side, words) for side in rows)
-        return group(left, right, words)
+        reference, candidate = (_without_added(side, words) for side in rows)
+        return group(reference, candidate, words)
 
     @cached_property
     def _numbers(self) -> tuple[ReducedNumbers, ReducedNumbers]:
@@ -163,10 +167,10 @@ def _spread(run: RunData) -> str:
 
 def _reduce(groups: MicroStepGroups, samples: tuple[Ints, Ints]) -> tuple[ReducedNumbers, ReducedNumbers]:
     """The mean or the sum of numbers that micro steps have one of each: whichever both runs agree about better."""
-    at = np.flatnonzero(groups.way == JoinRule.REDUCED)
+    at = np.flatnonzero(groups.rule == JoinRule.REDUCED)
     sides = groups.reference, groups.candidate
-    value = [np.full(len(groups.way), np.nan) for _ in sides]
-    by_mean = np.zeros(len(groups.way), np.bool_)
+    value = [np.full(len(groups.rule), np.nan) for _ in sides]
+    by_mean = np.zeros(len(groups.rule), np.bool_)
     for number in at.tolist():
         found = [_mean_and_sum(side, number, weight) for side, weight in zip(sides, samples, strict=True)]
         apart = [abs(one - other) for one, other in zip(*found, strict=True)]

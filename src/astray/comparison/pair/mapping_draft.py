@@ -74,18 +74,18 @@ def draft(reference: RunData, candidate: RunData) -> Draft:
     """Find out which module is which. Raises CompareError when a run has no modules."""
     if isinstance(reference, CheckpointData) != isinstance(candidate, CheckpointData):
         raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
-    left, right = modules(reference), modules(candidate)
+    modules_reference, modules_candidate = modules(reference), modules(candidate)
     if isinstance(reference, CheckpointData) and isinstance(candidate, CheckpointData):
         found = pair_renamed(_tensors(reference), _tensors(candidate))
     else:
-        first, second = pair_streams(*_streams(left, right))
+        first, second = pair_streams(*_streams(modules_reference, modules_candidate))
         found = list(zip(first.tolist(), second.tolist(), strict=True))
-    pairs = [(left[i], right[j]) for i, j in found]
+    pairs = [(modules_reference[i], modules_candidate[j]) for i, j in found]
     return Draft(
-        _rules([(there.site, here.site) for here, there in pairs]),
+        _rules([(of_candidate.site, of_reference.site) for of_reference, of_candidate in pairs]),
         pairs,
-        [module for place, module in enumerate(left) if place not in {one for one, _ in found}],
-        [module for place, module in enumerate(right) if place not in {other for _, other in found}],
+        [module for place, module in enumerate(modules_reference) if place not in {one for one, _ in found}],
+        [module for place, module in enumerate(modules_candidate) if place not in {other for _, other in found}],
     )
 
 
@@ -139,7 +139,7 @@ def _module(rank: RankRun, site: str, type: str, tensors: list[int]) -> Module:
     return Module(site, type, tuple(sorted(parameters)), shapes[outputs[0]] if outputs else (), size)
 
 
-def _streams(left: list[Module], right: list[Module]) -> tuple[CallStream, CallStream]:
+def _streams(reference: list[Module], candidate: list[Module]) -> tuple[CallStream, CallStream]:
     """Modules of other parameters are never paired, nor one that holds modules with one that holds none."""
     numbers: dict[object, int] = {}
 
@@ -157,7 +157,7 @@ def _streams(left: list[Module], right: list[Module]) -> tuple[CallStream, CallS
         )
         return CallStream(kind, detail, name, np.array([module.size for module in modules]))
 
-    return stream("<reference>", left), stream("<candidate>", right)
+    return stream("<reference>", reference), stream("<candidate>", candidate)
 
 
 def _section(name: str, rules: Iterable[tuple[str, str]]) -> list[str]:
@@ -244,10 +244,10 @@ def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignatu
     """
     paired = dict(_by_bits(reference, candidate))
     taken = set(paired.values())
-    for left, right in _by_names(reference, candidate, paired):
-        if left not in paired and right not in taken:
-            paired[left] = right
-            taken.add(right)
+    for index_reference, index_candidate in _by_names(reference, candidate, paired):
+        if index_reference not in paired and index_candidate not in taken:
+            paired[index_reference] = index_candidate
+            taken.add(index_candidate)
     return sorted(paired.items())
 
 
@@ -260,10 +260,10 @@ def _by_bits(reference: list[TensorSignature], candidate: list[TensorSignature])
             if tensor.bits is not None:
                 found[tensor.shape, tensor.bits].append(place)
         sides.append(found)
-    for key, left in sides[0].items():
-        right = sides[1].get(key, [])
-        if len(left) == len(right) == 1:
-            yield left[0], right[0]
+    for key, places_reference in sides[0].items():
+        places_candidate = sides[1].get(key, [])
+        if len(places_reference) == len(places_candidate) == 1:
+            yield places_reference[0], places_candidate[0]
 
 
 def _by_names(
@@ -277,13 +277,16 @@ def _by_names(
             if place not in known:
                 groups[tuple(sorted(tensor.shape)), tuple(_numbers(tensor.name))][side].append(place)
     found = [
-        (_likeness(reference[left], candidate[right]), left, right)
+        (_likeness(reference[index_reference], candidate[index_candidate]), index_reference, index_candidate)
         for lefts, rights in groups.values()
         if max(len(lefts), len(rights)) <= MOST_SIMILAR
-        for left in lefts
-        for right in rights
+        for index_reference in lefts
+        for index_candidate in rights
     ]
-    yield from ((left, right) for _, left, right in sorted(found, key=lambda one: (-one[0], one[1], one[2])))
+    yield from (
+        (index_reference, index_candidate)
+        for _, index_reference, index_candidate in sorted(found, key=lambda one: (-one[0], one[1], one[2]))
+    )
 
 
 def _likeness(one: TensorSignature, other: TensorSignature) -> float:

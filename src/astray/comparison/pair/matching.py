@@ -103,11 +103,11 @@ class Matching:
 
     def ranks_of(self, reference: RunData, candidate: RunData) -> list[int]:
         """Those to compare. Raises CompareError when one that was asked for is in neither run."""
-        there = sorted({*reference.ranks, *candidate.ranks})
+        known = sorted({*reference.ranks, *candidate.ranks})
         for rank in self.ranks or ():
-            if rank not in there:
-                raise CompareError(f"Neither run has a rank {rank}; they have {', '.join(map(str, there))}.")
-        return there if self.ranks is None else sorted(self.ranks)
+            if rank not in known:
+                raise CompareError(f"Neither run has a rank {rank}; they have {', '.join(map(str, known))}.")
+        return known if self.ranks is None else sorted(self.ranks)
 
     def of_reference(self) -> RowReader:
         return RowReader(self.steps, self.sites, self.shapes != "loose")

@@ -83,7 +83,7 @@ class MicroStepGroups(NamedTuple):
 
     reference: GroupMembers
     candidate: GroupMembers
-    way: npt.NDArray[np.int8]
+    rule: npt.NDArray[np.int8]
     dim: npt.NDArray[np.int8]
     constant: Bools  # the same in all micro steps of each run
     given: Bools  # parameters and buffers, which should be
@@ -93,21 +93,23 @@ class MicroStepGroups(NamedTuple):
 
 
 def group(reference: Rows, candidate: Rows, words: Vocabularies) -> MicroStepGroups:
-    """Put the rows of one rank into groups, and find the `JoinRule` of each."""
+    """Group the rows of one rank of both runs, and find the `JoinRule` of each group."""
     number, groups = _numbers(reference, candidate)
     sides = (
         GroupMembers.of(reference, number[: len(reference)], groups),
         GroupMembers.of(candidate, number[len(reference) :], groups),
     )
-    return _Ways(sides, groups, words).found()
+    return _RuleFinder(sides, groups, words).found()
 
 
 def _numbers(reference: Rows, candidate: Rows) -> tuple[Ints, int]:
     """The number of each row's group, and how many there are."""
     columns = {name: _both(reference, candidate, name) for name in (*KEY, "micro")}
     key = one_key([columns[name] for name in KEY])
-    here = one_key([key, columns["micro"]])
-    again = np.concatenate([number_repeats(here[: len(reference)]), number_repeats(here[len(reference) :])])
+    in_micro_step = one_key([key, columns["micro"]])
+    again = np.concatenate(
+        [number_repeats(in_micro_step[: len(reference)]), number_repeats(in_micro_step[len(reference) :])]
+    )
     distinct, number = np.unique(one_key([key, again]), return_inverse=True)
     return number, len(distinct)
 
@@ -116,7 +118,7 @@ def _both(reference: Rows, candidate: Rows, name: str) -> Ints:
     return np.concatenate([reference.columns[name], candidate.columns[name]])
 
 
-class _Ways:
+class _RuleFinder:
     """Finds the `JoinRule` of each group."""
 
     def __init__(self, sides: tuple[GroupMembers, GroupMembers], groups: int, words: Vocabularies) -> None:
@@ -124,7 +126,7 @@ class _Ways:
         self.words = words
         self.number = np.arange(groups)
         self.several: Bools = (sides[0].length > 1) | (sides[1].length > 1)
-        self.way = np.full(groups, JoinRule.FIRST, np.int8)
+        self.rule = np.full(groups, JoinRule.FIRST, np.int8)
         self.dim = np.full(groups, NO_BATCH, np.int8)
         self.adds_up = np.ones(groups, np.bool_)
         self.differ = np.zeros(groups, np.bool_)
@@ -134,33 +136,33 @@ class _Ways:
     def found(self) -> MicroStepGroups:
         given, gradient = self._has("role", *GIVEN), self._has("role", "gradient")
         constant = self._constant(0) & self._constant(1)
-        self.way[self.several & gradient] = JoinRule.LAST
+        self.rule[self.several & gradient] = JoinRule.LAST
         self._compare_shapes(np.flatnonzero(self._in_both_or_several() & ~given & ~gradient))
-        asked = self.several & ~given & ~gradient  # of these the shapes decide
-        guessed = asked & self._has_no_counterpart()
+        by_shape = self.several & ~given & ~gradient  # of these the shapes decide
+        guessed = by_shape & self._has_no_counterpart()
         self.dim[guessed] = np.where(constant, NO_BATCH, np.where(self.stacks, 0, APART))[guessed]
-        joined = asked & (self.dim >= 0)
-        self.way[joined] = JoinRule.JOINED
-        shares = self._without_batch(asked & (self.dim == NO_BATCH), constant, guessed)
+        joined = by_shape & (self.dim >= 0)
+        self.rule[joined] = JoinRule.JOINED
+        shares = self._without_batch(by_shape & (self.dim == NO_BATCH), constant, guessed)
         # What is cut up outside of the model need not be cut in the same way by both programs.
-        strays = self._outside() & self._micro_steps_differ() & ~self.adds_up
-        self.way[(asked & (self.dim == APART)) | strays] = JoinRule.OPEN
+        cut_outside = self._outside() & self._micro_steps_differ() & ~self.adds_up
+        self.rule[(by_shape & (self.dim == APART)) | cut_outside] = JoinRule.OPEN
         parts = joined & self.differ & self.adds_up
-        return MicroStepGroups(*self.sides, self.way, self.dim, constant, given, shares, parts, self.same_cut)
+        return MicroStepGroups(*self.sides, self.rule, self.dim, constant, given, shares, parts, self.same_cut)
 
     def _without_batch(self, alike: Bools, constant: Bools, guessed: Bools) -> Bools:
         """Find the rule of what has the same shape in all micro steps of both runs. Gives the shares of gradients."""
         backward, single = self._has("phase", "backward"), self._single()
         one_by_one = alike & ~constant & (self.sides[0].length == self.sides[1].length)
         self.dim[one_by_one] = 0
-        self.way[one_by_one] = JoinRule.JOINED
+        self.rule[one_by_one] = JoinRule.JOINED
         rest = alike & (self.sides[0].length != self.sides[1].length)
         # Equal shares of a gradient still add up. But an op of the backward pass is given other things than gradients.
         changing = rest & ~(constant & (~backward | guessed | self._has("kind", "op")))
-        self.way[changing] = np.where(backward[changing], JoinRule.SUMMED, JoinRule.OPEN)
-        self.way[rest & single] = JoinRule.REDUCED
+        self.rule[changing] = np.where(backward[changing], JoinRule.SUMMED, JoinRule.OPEN)
+        self.rule[rest & single] = JoinRule.REDUCED
         shares = rest & (changing | single) & self._shares(constant)
-        self.way[shares] = JoinRule.SUMMED
+        self.rule[shares] = JoinRule.SUMMED
         return np.asarray(shares)
 
     def _has_no_counterpart(self) -> Bools:
@@ -231,10 +233,10 @@ class _Ways:
         taken, given_back = self._code("role", "input"), self._code("role", "output")
         forward = np.flatnonzero(self._has("phase", "forward") & ~self._key("again").astype(np.bool_))
         wanted = {name: self._key(name)[backward] for name in KEY}
-        there = {name: self._key(name)[forward] for name in KEY}
+        known = {name: self._key(name)[forward] for name in KEY}
         wanted["role"] = np.where(wanted["role"] == taken, given_back, taken)
         wanted["phase"] = np.full(len(backward), self._code("phase", "forward"))
-        keys = one_key([np.concatenate([wanted[name], there[name]]) for name in KEY])
+        keys = one_key([np.concatenate([wanted[name], known[name]]) for name in KEY])
         # Where a key repeats, any of them will do.
         among, first = np.unique(keys[len(backward) :], return_index=True)
         place = find(keys[: len(backward)], among)
@@ -262,9 +264,9 @@ class _Ways:
 
     def _key(self, name: str) -> Ints:
         """A column of the groups: that of their first row, in either run."""
-        left, right = self.sides
+        reference, candidate = self.sides
         column = np.full(len(self.number), -1, np.int64)
-        for side in (right, left):
+        for side in (candidate, reference):
             at = np.flatnonzero(side.length > 0)
             column[at] = side.rows.columns[name][side.order[side.begin[at]]]
         return column

@@ -69,8 +69,8 @@ def pair_streams(reference: CallStream, candidate: CallStream) -> tuple[Ints, In
             i, j = i + run, j + run
             continue
         high, wide, last = _window(len(reference) - i, len(candidate) - j, size)
-        left, right = _pair_window(reference.part(i, i + high), candidate.part(j, j + wide))
-        sparse = len(left) < SPARSE * min(high, wide)
+        paired_reference, paired_candidate = _pair_window(reference.part(i, i + high), candidate.part(j, j + wide))
+        sparse = len(paired_reference) < SPARSE * min(high, wide)
         if sparse and not last and size < LARGEST_WINDOW:
             size *= 2
             continue
@@ -79,14 +79,14 @@ def pair_streams(reference: CallStream, candidate: CallStream) -> tuple[Ints, In
             i, j, size = *found, WINDOW
             continue
         if not last:
-            kept = int(np.sum((left < COMMITTED * high) & (right < COMMITTED * wide)))
-            left, right = left[:kept], right[:kept]
-        pairs.append((left + i, right + j))
+            kept = int(np.sum((paired_reference < COMMITTED * high) & (paired_candidate < COMMITTED * wide)))
+            paired_reference, paired_candidate = paired_reference[:kept], paired_candidate[:kept]
+        pairs.append((paired_reference + i, paired_candidate + j))
         if last:
             break
         # Without any pair both sides move on: nothing in this window belongs together.
-        i += int(left[-1]) + 1 if len(left) else high // 2
-        j += int(right[-1]) + 1 if len(right) else wide // 2
+        i += int(paired_reference[-1]) + 1 if len(paired_reference) else high // 2
+        j += int(paired_candidate[-1]) + 1 if len(paired_candidate) else wide // 2
         size = WINDOW
     nothing = np.empty(0, np.int64)
     return np.concatenate([nothing, *(a for a, _ in pairs)]), np.concatenate([nothing, *(b for _, b in pairs)])
@@ -118,12 +118,12 @@ def _equal_run(reference: CallStream, candidate: CallStream, i: int, j: int) -> 
 
 def _resume(reference: CallStream, candidate: CallStream, i: int, j: int) -> tuple[int, int] | None:
     """Where the streams have a long run in common again, the soonest such place; None when there is none ahead."""
-    left, right = _runs(reference.part(i, i + AHEAD)), _runs(candidate.part(j, j + AHEAD))
-    known, first = np.unique(right, return_index=True)
-    if not len(left) or not len(known):
+    runs_reference, runs_candidate = _runs(reference.part(i, i + AHEAD)), _runs(candidate.part(j, j + AHEAD))
+    known, first = np.unique(runs_candidate, return_index=True)
+    if not len(runs_reference) or not len(known):
         return None
-    place = np.minimum(np.searchsorted(known, left), len(known) - 1)
-    distance = np.where(known[place] == left, np.arange(len(left)) + first[place], 2 * AHEAD)
+    place = np.minimum(np.searchsorted(known, runs_reference), len(known) - 1)
+    distance = np.where(known[place] == runs_reference, np.arange(len(runs_reference)) + first[place], 2 * AHEAD)
     nearest = int(np.argmin(distance))
     return (i + nearest, j + int(first[place[nearest]])) if distance[nearest] < 2 * AHEAD else None
 
@@ -176,7 +176,7 @@ def _trace(matched: npt.NDArray[np.int32], best: npt.NDArray[np.int32]) -> tuple
 
     So a stream in which everything happens once is paired with the first part of one in which it happens twice.
     """
-    left, right = [], []
+    reference, candidate = [], []
     i, j = matched.shape[0] - 1, matched.shape[1] - 1
     following = False  # whether the pair after this one counts on this being a pair
     while i and j:
@@ -185,8 +185,8 @@ def _trace(matched: npt.NDArray[np.int32], best: npt.NDArray[np.int32]) -> tuple
         elif not following and best[i, j] == best[i - 1, j] - GAP:
             i -= 1
         else:
-            left.append(i - 1)
-            right.append(j - 1)
+            reference.append(i - 1)
+            candidate.append(j - 1)
             i, j = i - 1, j - 1
             following = bool(matched[i, j] + NEXT >= best[i, j])
-    return np.array(left[::-1], np.int64), np.array(right[::-1], np.int64)
+    return np.array(reference[::-1], np.int64), np.array(candidate[::-1], np.int64)

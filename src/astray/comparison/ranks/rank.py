@@ -99,30 +99,30 @@ def compare_rank(
     recorded = _recorded(sides.reference)
     setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
     if matching.micro == "joined":
-        left, right = join_ranks(sides.reference, sides.candidate, matching)
-        sides = sides._replace(reference=left, candidate=right)
+        reference, candidate = join_ranks(sides.reference, sides.candidate, matching)
+        sides = sides._replace(reference=reference, candidate=candidate)
     plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
-    again = [
+    noise = [
         _judge(rank, recorded, run, plain, JudgeOptions(CustomMetrics({})), None)
         for run in sides.noise
         if run is not None
     ]
-    seen = [_gains(one, recorded, sides.reference) for one in again]
-    found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, seen)
-    words = {name: vocabulary.words for name, vocabulary in found.vocabularies.items()}
-    pairs = RankPairs(len(found.pairs.reference), _columns(found), words)
+    gains = [_gains(one, recorded, sides.reference) for one in noise]
+    judged = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, gains)
+    words = {name: vocabulary.words for name, vocabulary in judged.vocabularies.items()}
+    pairs = RankPairs(len(judged.pairs.reference), _columns(judged), words)
     divergences = []
     if sides.reference is not None and sides.candidate is not None:
-        own = table([pairs._replace(columns=dict(pairs.columns))])
+        rows = table([pairs._replace(columns=dict(pairs.columns))])
         if isinstance(sides.reference, CheckpointRank):
-            divergences = find_worst(own, rank, sides.reference, sides.candidate)
+            divergences = find_worst(rows, rank, sides.reference, sides.candidate)
         else:
-            divergences = find_divergences(own, rank, sides.reference, sides.candidate, setup)
+            divergences = find_divergences(rows, rank, sides.reference, sides.candidate, setup)
     return RankComparison(
         rank,
         pairs,
-        _tally(found),
-        tuple(_tally(one) for one in again),
+        _tally(judged),
+        tuple(_tally(one) for one in noise),
         divergences,
         judging.custom_metrics.failures,
         (_summary(sides.reference), _summary(sides.candidate)),
@@ -147,8 +147,8 @@ class _Judged(NamedTuple):
 
 def _judge(
     rank: int,
-    left: RankRun | None,
-    right: RankRun | None,
+    run_reference: RankRun | None,
+    run_candidate: RankRun | None,
     matching: Matching,
     judging: JudgeOptions,
     progress: Progress | None,
@@ -156,8 +156,8 @@ def _judge(
 ) -> _Judged:
     """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
     vocabularies: Vocabularies = defaultdict(StringTable)
-    reference = read_rows(left, vocabularies, matching.of_reference())
-    candidate = read_rows(right, vocabularies, matching.of_candidate())
+    reference = read_rows(run_reference, vocabularies, matching.of_reference())
+    candidate = read_rows(run_candidate, vocabularies, matching.of_candidate())
     words = Words(vocabularies["kind"].words, vocabularies["site"].words)
     pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
     evidence = Evidence(
@@ -169,13 +169,15 @@ def _judge(
         phases=vocabularies["phase"].words,
         parts=vocabularies["part"].words,
         paths=vocabularies["path"].words,
-        read_reference=_reader(left),
-        read_candidate=_reader(right),
+        read_reference=_reader(run_reference),
+        read_candidate=_reader(run_candidate),
         custom_metrics=judging.custom_metrics,
         tolerance=judging.tolerances.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
-        pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
-        blocks=_blocks(left, right),
-        same_fingerprint_kind=left is None or right is None or left.fingerprints == right.fingerprints,
+        pieces=None if not isinstance(run_reference, JoinedRank) else (_pieces(run_reference), _pieces(run_candidate)),
+        blocks=_blocks(run_reference, run_candidate),
+        same_fingerprint_kind=run_reference is None
+        or run_candidate is None
+        or run_reference.fingerprints == run_candidate.fingerprints,
     )
     rows = np.append(reference.tensor, -1)[pairs.reference]
     judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
@@ -206,37 +208,37 @@ def _pieces(run: RankRun | None) -> ReadPieces:
     return read
 
 
-def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
+def _blocks(reference: RankRun | None, candidate: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
     """Reads the values of two checkpoints block by block."""
-    if not isinstance(left, CheckpointRank) or not isinstance(right, CheckpointRank):
+    if not isinstance(reference, CheckpointRank) or not isinstance(candidate, CheckpointRank):
         return None
-    return left.blocks, right.blocks
+    return reference.blocks, candidate.blocks
 
 
-def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> Gains:
+def _gains(noise: _Judged, recorded: RankRun | None, reference: RankRun | None) -> Gains:
     """The gains of a noise run by row of the reference's tensors, be they as recorded or joined."""
-    if recorded is None or not again.pairs.matched.any():
+    if recorded is None or not noise.pairs.matched.any():
         nothing = {name: np.empty(0) for name in MEASURES}
         return Gains(nothing, nothing, np.empty(0, np.int64))
-    shown = noise_gains(again.evidence, again.judgement)
-    tensor = again.reference.tensor[again.pairs.reference]
+    shown = noise_gains(noise.evidence, noise.judgement)
+    tensor = noise.reference.tensor[noise.pairs.reference]
 
     def by_tensor(gains: dict[str, Floats]) -> dict[str, Floats]:
-        found = {}
+        columns = {}
         for name, column in gains.items():
             rows, known = tensor[~np.isnan(column)], column[~np.isnan(column)]
             if isinstance(reference, JoinedRank):
                 rows, known = reference.largest(rows, known)
-            found[name] = np.full(len((reference or recorded).tensors), np.nan)
-            found[name][rows] = known
-        return found
+            columns[name] = np.full(len((reference or recorded).tensors), np.nan)
+            columns[name][rows] = known
+        return columns
 
     return Gains(by_tensor(shown.by_row), by_tensor(shown.in_any_step), np.empty(0, np.int64))
 
 
-def _tally(found: _Judged) -> PairCounts:
-    comparable = int(np.sum(found.judgement.verdict < Verdict.ONLY_IN_REFERENCE))
-    return PairCounts(len(found.reference), len(found.candidate), int(np.sum(found.pairs.matched)), comparable)
+def _tally(judged: _Judged) -> PairCounts:
+    comparable = int(np.sum(judged.judgement.verdict < Verdict.ONLY_IN_REFERENCE))
+    return PairCounts(len(judged.reference), len(judged.candidate), int(np.sum(judged.pairs.matched)), comparable)
 
 
 def _summary(run: RankRun | None) -> RankSummary | None:
@@ -246,27 +248,27 @@ def _summary(run: RankRun | None) -> RankSummary | None:
     return run.summary._replace(problems=[*known, *(one for one in run.recorded.summary.problems if one not in known)])
 
 
-def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:
+def _columns(judged: _Judged) -> dict[str, npt.NDArray[Any]]:
     """The columns of a rank's pairs, texts as codes."""
-    pairs, judged = found.pairs, found.judgement
-    columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(pairs.reference), found.rank, np.int32)}
+    pairs, judgement = judged.pairs, judged.judgement
+    columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(pairs.reference), judged.rank, np.int32)}
     for name in (*CALL_COLUMNS, "role", "path"):
-        columns[name] = _of_either(found.reference.columns[name], found.candidate.columns[name], pairs)
-    columns |= {"verdict": judged.verdict, "origin": judged.origin, "error": judged.error}
+        columns[name] = _of_either(judged.reference.columns[name], judged.candidate.columns[name], pairs)
+    columns |= {"verdict": judgement.verdict, "origin": judgement.origin, "error": judgement.error}
     columns |= {
-        name: getattr(judged, name) for name in ("surprise", "measure", "deviation", "limit", "given", "siblings")
+        name: getattr(judgement, name) for name in ("surprise", "measure", "deviation", "limit", "given", "siblings")
     }
-    columns |= {"source": judged.source, "part": _part(found), "rule": judged.rule, "reason": judged.reason}
+    columns |= {"source": judgement.source, "part": _part(judged), "rule": judgement.rule, "reason": judgement.reason}
     for name in ("dtype", "shape"):
-        columns[f"{name}_reference"] = _at(found.reference.columns[name], pairs.reference)
-        columns[f"{name}_candidate"] = _at(found.candidate.columns[name], pairs.candidate)
-    for name, left, right in (
-        ("row", found.reference.tensor, found.candidate.tensor),
-        ("call", found.reference.call_row, found.candidate.call_row),
+        columns[f"{name}_reference"] = _at(judged.reference.columns[name], pairs.reference)
+        columns[f"{name}_candidate"] = _at(judged.candidate.columns[name], pairs.candidate)
+    for name, reference, candidate in (
+        ("row", judged.reference.tensor, judged.candidate.tensor),
+        ("call", judged.reference.call_row, judged.candidate.call_row),
     ):
-        columns[f"{name}_reference"] = _at(left, pairs.reference)
-        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
-    columns |= {name: column if any(column.strides) else _NOTHING for name, column in judged.metrics.items()}
+        columns[f"{name}_reference"] = _at(reference, pairs.reference)
+        columns[f"{name}_candidate"] = _at(candidate, pairs.candidate)
+    columns |= {name: column if any(column.strides) else _NOTHING for name, column in judgement.metrics.items()}
     return {name: _short(column) for name, column in columns.items()}
 
 
@@ -280,22 +282,22 @@ def _short(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column[:1].copy() if same else column
 
 
-def _part(found: _Judged) -> Ints:
+def _part(judged: _Judged) -> Ints:
     """The slice that each pair was judged by, −1 where it was none."""
-    at = np.flatnonzero(is_partial(found.judgement.source))
+    at = np.flatnonzero(is_partial(judged.judgement.source))
     if not len(at):
         return np.array([-1], np.int32)
-    part = np.full(len(found.pairs.reference), -1, np.int32)
-    left, right = found.reference.columns["part"], found.candidate.columns["part"]
-    part[at] = np.maximum(left[found.pairs.reference[at]], right[found.pairs.candidate[at]])
+    part = np.full(len(judged.pairs.reference), -1, np.int32)
+    reference, candidate = judged.reference.columns["part"], judged.candidate.columns["part"]
+    part[at] = np.maximum(reference[judged.pairs.reference[at]], candidate[judged.pairs.candidate[at]])
     return part
 
 
-def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
+def _of_either(reference: Ints, candidate: Ints, pairs: Alignment) -> Ints:
     """A column of the key: the same on both sides, or only on one."""
-    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
-        return left
-    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
+    if len(reference) == len(pairs.reference):  # every pair has a reference row, and they are in its order
+        return reference
+    return np.where(pairs.reference >= 0, _at(reference, pairs.reference), _at(candidate, pairs.candidate))
 
 
 def _at(column: Ints, rows: Ints) -> Ints:
@@ -341,5 +343,5 @@ def _reasons(flags: Ints) -> DictionaryColumn[str]:
     """Every combination of reasons that occurs, in words."""
     at = np.flatnonzero(flags)  # no reason is null
     codes = np.full(len(flags), -1, np.int32)
-    found, codes[at] = np.unique(flags[at], return_inverse=True)
-    return DictionaryColumn(codes, [explain(flag) for flag in found.tolist()])
+    distinct, codes[at] = np.unique(flags[at], return_inverse=True)
+    return DictionaryColumn(codes, [explain(flag) for flag in distinct.tolist()])

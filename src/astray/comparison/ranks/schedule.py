@@ -31,8 +31,8 @@ START = 0.5
 
 SECONDS_A_ROW = 1.3e-6
 SECONDS_A_BYTE = 1 / 8e9
-SECONDS_A_BYTE_OF_OWN = 1 / 1e8
-"""Seconds of one process for a pair of tensors, for a byte of kept values, and for one that Python metrics read."""
+SECONDS_A_BYTE_OF_METRICS = 1 / 1e8
+"""Seconds of one process for a pair of tensors, for a byte of kept values, and for one that custom metrics read."""
 
 
 class ComparedRuns(NamedTuple):
@@ -60,12 +60,12 @@ def compare_ranks(
     if processes is not None and processes < 1:
         raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
     ranks = matching.ranks_of(runs.reference, runs.candidate)
-    told = RanksProgress(progress, len(ranks))
+    of_all = RanksProgress(progress, len(ranks))
     count = min(processes or cores(), len(ranks))
     if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
-        return [_compare(rank, runs, matching, judging, told) for rank in ranks]
+        return [_compare(rank, runs, matching, judging, of_all) for rank in ranks]
 
-    found = compare_in_processes(job, ranks, count, told)
+    found = compare_in_processes(job, ranks, count, of_all)
     for one in found:
         for run, summary in zip(runs[:2], one.accounts, strict=True):
             if summary is not None:
@@ -74,11 +74,14 @@ def compare_ranks(
 
 
 def _compare(
-    rank: int, runs: ComparedRuns, matching: Matching, judging: JudgeOptions, told: RanksProgress
+    rank: int, runs: ComparedRuns, matching: Matching, judging: JudgeOptions, progress: RanksProgress
 ) -> RankComparison:
-    found = compare_rank(rank, runs.sides(rank), matching, judging, lambda done, total: told(rank, done, total))
-    told.finished(rank)
-    return found
+    def report(done: int, total: int) -> None:
+        progress(rank, done, total)
+
+    comparison = compare_rank(rank, runs.sides(rank), matching, judging, report)
+    progress.finished(rank)
+    return comparison
 
 
 def job_of(
@@ -95,10 +98,10 @@ def job_of(
     interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one
     if not paths or not named or not interpreter or os.name != "posix":
         return None
-    again = tuple(os.fspath(run) for run in noise)
+    noise_paths = tuple(os.fspath(run) for run in noise)
     names = tuple(metrics or ())
     return ComparisonJob(
-        os.fspath(reference), os.fspath(candidate), again, matching, judging.tolerances, judging.exact, names
+        os.fspath(reference), os.fspath(candidate), noise_paths, matching, judging.tolerances, judging.exact, names
     )
 
 
@@ -107,12 +110,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
-    """Whether so many processes save more time than it takes to start them; `own`: with custom metrics.
+def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, with_custom_metrics: bool = False) -> bool:
+    """Whether so many processes save more time than it takes to start them.
 
     The end of each recording says how many rows and bytes it has; one without an end may be of any size.
     """
-    each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
+    each = SECONDS_A_BYTE_OF_METRICS if with_custom_metrics else SECONDS_A_BYTE
     seconds = 0.0
     for run in (runs.reference, runs.candidate, *runs.noise):
         for rank in filter(None, map(run.ranks.get, ranks)):
@@ -156,7 +159,7 @@ PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
     "from astray.comparison.ranks.worker import main; main()"
 )
-"""A worker has the `sys.path` of the calling process, and ignores Ctrl-C, which reaches both: the caller ends it."""
+"""A worker has the `sys.path` of the calling process, and ignores Ctrl-C, which reaches both: the caller kills it."""
 
 
 def compare_in_processes(
@@ -216,8 +219,8 @@ class Worker:
             answer = receive(self.answers)
         except EOFError:
             raise CompareError(
-                f"The process that compared rank {self.rank} {_how(self._process.wait())}. Fewer at once take less "
-                "memory: --processes 1 compares one rank after another."
+                f"The process that compared rank {self.rank} {_how_it_ended(self._process.wait())}. "
+                "Fewer at once take less memory: --processes 1 compares one rank after another."
             ) from None
         if isinstance(answer, FailureMessage):
             raise answer.error from _WorkerError(answer.trace)
@@ -240,7 +243,7 @@ class _WorkerError(Exception):
         return f"in a process that compared a rank:\n{self.args[0]}"
 
 
-def _how(code: int) -> str:
+def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code} before it was done"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.pair.matching import Matching
 
-OFTEN = 0.05
+PROGRESS_INTERVAL = 0.05
 """Seconds between two messages about progress."""
 
 _SIZE = struct.Struct("<Q")
@@ -89,38 +89,39 @@ def _read(stream: FileIO, size: int) -> bytearray:
 
 def main() -> None:
     """Work until the calling process closes the pipe."""
-    asked, answers = FileIO(0, closefd=False), FileIO(os.dup(1), "wb")
+    tasks, answers = FileIO(0, closefd=False), FileIO(os.dup(1), "wb")
     os.dup2(2, 1)  # what a user's metric prints must not get among the answers: it goes where errors go
     try:
-        _serve(asked, answers)
+        _serve(tasks, answers)
     except (EOFError, BrokenPipeError):  # the calling process has what it wants, or has ended
         return
 
 
-def _serve(asked: FileIO, answers: FileIO) -> None:
+def _serve(tasks: FileIO, answers: FileIO) -> None:
     from astray.comparison.measure.custom_metrics import find_metrics
     from astray.comparison.ranks.rank import JudgeOptions, RankSides, compare_rank
     from astray.stats.kernels import set_threads
     from astray.store import open_run
 
-    job: ComparisonJob = receive(asked)
-    said = 0.0
+    job: ComparisonJob = receive(tasks)
+    last_message = 0.0
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
-        if done == total or time.monotonic() - said > OFTEN:
-            said = time.monotonic()
+        nonlocal last_message
+        if done == total or time.monotonic() - last_message > PROGRESS_INTERVAL:
+            last_message = time.monotonic()
             send(answers, ProgressMessage(done, total))
 
     def compare(rank: int) -> Any:
         # The runs are opened anew for each rank, so that what was read of one is freed with it.
-        one, other, *noise = (open_run(path).ranks.get(rank) for path in (job.reference, job.candidate, *job.noise))
-        sides = RankSides(one, other, tuple(noise))
-        return compare_rank(rank, sides, job.matching, JudgeOptions(own, job.tolerances, job.exact), progress)
+        paths = (job.reference, job.candidate, *job.noise)
+        reference, candidate, *noise = (open_run(path).ranks.get(rank) for path in paths)
+        judging = JudgeOptions(custom_metrics, job.tolerances, job.exact)
+        return compare_rank(rank, RankSides(reference, candidate, tuple(noise)), job.matching, judging, progress)
 
-    own = find_metrics(job.metrics, ())
+    custom_metrics = find_metrics(job.metrics, ())
     while True:
-        task: RankTask = receive(asked)
+        task: RankTask = receive(tasks)
         set_threads(task.threads)
         try:
             answer = compare(task.rank)

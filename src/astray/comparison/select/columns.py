@@ -74,11 +74,11 @@ class Columns:
         kind = np.float64 if name in MOMENTS else np.int64 if name in COUNTS else np.uint64
         found, known = np.zeros(len(at), kind), np.zeros(len(at), np.bool_)
         for number, rank in self._runs[side].ranks.items():
-            here = np.flatnonzero((ranks == number) & (at >= 0))
-            if len(here):
-                column, there = rank.tensors.numbers(name), at[here]
-                found[here] = column[there]
-                known[here] = rank.tensors.valid(name)[there] & _known(column[there])
+            places = np.flatnonzero((ranks == number) & (at >= 0))
+            if len(places):
+                column, recorded = rank.tensors.numbers(name), at[places]
+                found[places] = column[recorded]
+                known[places] = rank.tensors.valid(name)[recorded] & _known(column[recorded])
         measured = f"{name}_{side}"
         if measured in self.pairs:
             found = np.where(known, found, self.pairs.numbers(measured)[rows])

@@ -142,8 +142,12 @@ def _form(dtype: str | None, shape: tuple[int, ...] | None) -> str:
     return "" if dtype is None or shape is None else f"{figures.dtype(dtype)} {figures.shape(shape)}"
 
 
-def _both(left: str, right: str) -> str:
-    return left or right if left == right or not left or not right else f"{left} → {right}"
+def _both(reference: str, candidate: str) -> str:
+    return (
+        reference or candidate
+        if reference == candidate or not reference or not candidate
+        else f"{reference} → {candidate}"
+    )
 
 
 def _painted(name: str, cell: str) -> str:

@@ -4,9 +4,8 @@ differences.py        the entry: the differences of a rank, and of all ranks
 timelines.py          reads what each thing was set to, step by step
 subjects.py           compares modules, optimizers, torch's flags and the environment
 arguments.py          compares the plain arguments of calls
-effects.py            what each difference may do to numbers
 wording.py            a difference as a sentence
-setup_difference.py   the records: a difference, and the raw finding
+setup_difference.py   the records: a difference, and the raw finding; what each may do to numbers
 
 `blame.setup_causes` finds those that could explain a wrong result.
 """

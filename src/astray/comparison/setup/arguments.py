@@ -100,11 +100,13 @@ def argument_findings(
     """The arguments that were given differently to calls of the same site."""
     if matching.by == "order":  # names mean nothing then
         return
-    left, right = _read(reference, matching, steps, False), _read(candidate, matching, steps, True)
-    mine, theirs = left.texts_of(), right.texts_of()
-    differing = [site for site in mine if site in theirs and mine[site] != theirs[site]]
+    calls_reference, calls_candidate = _read(reference, matching, steps, False), _read(candidate, matching, steps, True)
+    texts_reference, texts_candidate = calls_reference.texts_of(), calls_candidate.texts_of()
+    differing = [
+        site for site in texts_reference if site in texts_candidate and texts_reference[site] != texts_candidate[site]
+    ]
     for site in differing[:MOST_SITES]:
-        yield from _of_site(site, left, right, mine[site], theirs[site], steps)
+        yield from _of_site(site, calls_reference, calls_candidate, texts_reference[site], texts_candidate[site], steps)
 
 
 def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool) -> CallArguments:
@@ -130,23 +132,34 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
 
 
 def _of_site(
-    site: str, left: CallArguments, right: CallArguments, mine: set[str], theirs: set[str], steps: Sequence[int]
+    site: str,
+    reference: CallArguments,
+    candidate: CallArguments,
+    texts_reference: set[str],
+    texts_candidate: set[str],
+    steps: Sequence[int],
 ) -> Iterator[Finding]:
     function = site.rpartition("/")[2] if "/" in site else ""
-    one, other = ([flattened(text, function) for text in sorted(texts)[:MOST_TEXTS]] for texts in (mine, theirs))
-    for name in dict.fromkeys(name for arguments in (*one, *other) for name in arguments):
-        values = [_distinct(arguments.get(name, ABSENT) for arguments in side) for side in (one, other)]
+    parsed_reference, parsed_candidate = (
+        [flattened(text, function) for text in sorted(texts)[:MOST_TEXTS]]
+        for texts in (texts_reference, texts_candidate)
+    )
+    for name in dict.fromkeys(name for arguments in (*parsed_reference, *parsed_candidate) for name in arguments):
+        values = [
+            _distinct(arguments.get(name, ABSENT) for arguments in side)
+            for side in (parsed_reference, parsed_candidate)
+        ]
         if values[0] == values[1] or max(map(len, values)) > FEW or min(map(len, values)) > 1:
             continue
-        if _is_given_otherwise(name, one, other):
+        if _is_given_otherwise(name, parsed_reference, parsed_candidate):
             continue
         found = (
             (None, values[0][0], values[1][0])
             if len(values[0]) == len(values[1]) == 1
-            else _first(site, name, function, left, right, steps)
+            else _first(site, name, function, reference, candidate, steps)
         )
         if found is not None and not _is_computed(*found[1:]):
-            kind = function or left.type(site)
+            kind = function or reference.type(site)
             yield Finding("argument", site, kind, name, *found[1:], found[0])
 
 
@@ -203,22 +216,22 @@ def _is_given_otherwise(name: str, one: list[dict[str, Any]], other: list[dict[s
     return False
 
 
-def _is_computed(left: Any, right: Any) -> bool:
+def _is_computed(reference: Any, candidate: Any) -> bool:
     """Whether two numbers look as if they came from data that differs by roundings: close, and with many digits."""
-    if not isinstance(left, float) or not isinstance(right, float):
+    if not isinstance(reference, float) or not isinstance(candidate, float):
         return False
-    is_close = abs(left - right) <= 0.01 * max(abs(left), abs(right))
-    return is_close and min(len(repr(left)), len(repr(right))) > 10
+    is_close = abs(reference - candidate) <= 0.01 * max(abs(reference), abs(candidate))
+    return is_close and min(len(repr(reference)), len(repr(candidate))) > 10
 
 
 def _first(
-    site: str, name: str, function: str, left: CallArguments, right: CallArguments, steps: Sequence[int]
+    site: str, name: str, function: str, reference: CallArguments, candidate: CallArguments, steps: Sequence[int]
 ) -> tuple[int | None, Any, Any] | None:
     """The first call in which an argument differs that is not the same in all calls of a run."""
-    of_right = dict(right.by_key(site))
-    for key, text in left.by_key(site):
-        if key in of_right and of_right[key] != text:
-            one, other = (flattened(found, function).get(name, ABSENT) for found in (text, of_right[key]))
+    texts_candidate = dict(candidate.by_key(site))
+    for key, text in reference.by_key(site):
+        if key in texts_candidate and texts_candidate[key] != text:
+            one, other = (flattened(found, function).get(name, ABSENT) for found in (text, texts_candidate[key]))
             if one is not other and one != other:
                 return (None if key[0] == steps[0] else key[0]), one, other
     return None

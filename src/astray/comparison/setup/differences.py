@@ -15,8 +15,16 @@ from typing import Any
 from astray.comparison.pair.matching import Matching
 from astray.comparison.select.pairs import natural
 from astray.comparison.setup.arguments import argument_findings
-from astray.comparison.setup.effects import effect_of, epsilon_of, kind_of
-from astray.comparison.setup.setup_difference import ABSENT, Effect, Finding, Kind, SetupDifference
+from astray.comparison.setup.setup_difference import (
+    ABSENT,
+    Effect,
+    Finding,
+    Kind,
+    SetupDifference,
+    effect_of,
+    epsilon_of,
+    kind_of,
+)
 from astray.comparison.setup.subjects import findings
 from astray.comparison.setup.timelines import read_timelines
 from astray.comparison.setup.wording import sentence_of, subject_of
@@ -53,8 +61,14 @@ def of_rank(
     steps = _shared_steps(reference, candidate, matching)
     if not steps:
         return []
-    left, right = read_timelines(reference), read_timelines(candidate, matching.mapping, matching.offset)
-    found = [*findings(left, right, steps), *argument_findings(reference, candidate, matching, steps)]
+    timelines_reference, timelines_candidate = (
+        read_timelines(reference),
+        read_timelines(candidate, matching.mapping, matching.offset),
+    )
+    found = [
+        *findings(timelines_reference, timelines_candidate, steps),
+        *argument_findings(reference, candidate, matching, steps),
+    ]
     if matching.sites is not None:
         pattern = matching.sites
         found = [one for one in found if not one.site or pattern.search(one.site)]
@@ -62,8 +76,8 @@ def of_rank(
 
 
 def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) -> list[int]:
-    theirs = {step + matching.offset for step in candidate.summary.steps}
-    return [step for step in reference.summary.steps if step in theirs and step in matching.steps]
+    steps_candidate = {step + matching.offset for step in candidate.summary.steps}
+    return [step for step in reference.summary.steps if step in steps_candidate and step in matching.steps]
 
 
 def put_together(
@@ -79,20 +93,26 @@ def put_together(
 
 def _of_wholes(reference: RunData, candidate: RunData) -> Iterator[Finding]:
     """What `run.json` tells, for runs that have not recorded their setup."""
-    left, right = reference.info, candidate.info
-    if left.framework != right.framework:
+    info_reference, info_candidate = reference.info, candidate.info
+    if info_reference.framework != info_candidate.framework:
         return
-    for name in sorted(left.versions.keys() & right.versions.keys() - {"astray kernels"}):
-        if left.versions[name] != right.versions[name]:
-            yield Finding("version", "", "", name, left.versions[name], right.versions[name])
-    if left.python and right.python and left.python != right.python:
-        yield Finding("version", "", "", "python", left.python, right.python)
-    if left.seed is not None and right.seed is not None and left.seed != right.seed:
-        yield Finding("seed", "", "", left.framework or "the program", left.seed, right.seed)
-    if left.world_size != right.world_size:
-        yield Finding("process", "", "", "world_size", left.world_size, right.world_size)
-    if left.devices and right.devices and left.devices != right.devices:
-        yield Finding("device", "", "", "devices", left.devices, right.devices)
+    for name in sorted(info_reference.versions.keys() & info_candidate.versions.keys() - {"astray kernels"}):
+        if info_reference.versions[name] != info_candidate.versions[name]:
+            yield Finding("version", "", "", name, info_reference.versions[name], info_candidate.versions[name])
+    if info_reference.python and info_candidate.python and info_reference.python != info_candidate.python:
+        yield Finding("version", "", "", "python", info_reference.python, info_candidate.python)
+    if (
+        info_reference.seed is not None
+        and info_candidate.seed is not None
+        and info_reference.seed != info_candidate.seed
+    ):
+        yield Finding(
+            "seed", "", "", info_reference.framework or "the program", info_reference.seed, info_candidate.seed
+        )
+    if info_reference.world_size != info_candidate.world_size:
+        yield Finding("process", "", "", "world_size", info_reference.world_size, info_candidate.world_size)
+    if info_reference.devices and info_candidate.devices and info_reference.devices != info_candidate.devices:
+        yield Finding("device", "", "", "devices", info_reference.devices, info_candidate.devices)
 
 
 # -- findings of one rank to differences -------------------------------------------------------------------------------

@@ -35,15 +35,19 @@ def findings(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
 
 def _plain(subject: str, reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
     """Of things that both runs have, the values that both have; of the environment also what only one has."""
-    left, right = reference.of(subject), candidate.of(subject)
+    sites_reference, sites_candidate = reference.of(subject), candidate.of(subject)
     unset: History = [(steps[0], None)]
-    for site in left:
-        if site not in right:
+    for site in sites_reference:
+        if site not in sites_candidate:
             continue
-        mine, theirs = left[site], right[site]
-        names = mine.keys() | theirs.keys() if subject == "environment" else mine.keys() & theirs.keys()
+        settings_reference, settings_candidate = sites_reference[site], sites_candidate[site]
+        names = (
+            settings_reference.keys() | settings_candidate.keys()
+            if subject == "environment"
+            else settings_reference.keys() & settings_candidate.keys()
+        )
         for name in sorted(names):
-            found = first_difference(mine.get(name, unset), theirs.get(name, unset), steps)
+            found = first_difference(settings_reference.get(name, unset), settings_candidate.get(name, unset), steps)
             if found is not None:
                 yield Finding(subject, site, "", name, *found[1:], found[0])
 
@@ -52,41 +56,43 @@ def _plain(subject: str, reference: Timelines, candidate: Timelines, steps: Sequ
 
 
 def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
-    left, right = reference.of("module"), candidate.of("module")
+    sites_reference, sites_candidate = reference.of("module"), candidate.of("module")
     is_whole = reference.is_whole and candidate.is_whole
-    shared = [site for site in left if site in right]
+    shared = [site for site in sites_reference if site in sites_candidate]
     for site in shared:
-        yield from _module(site, left[site], right[site], steps, is_whole)
-    if is_whole and len(shared) >= _SHARED * max(len(left), len(right)):
-        for site in _topmost(site for site in left if site not in right):
-            yield Finding("module", site, _class(left[site]), "class", _class(left[site]), ABSENT)
-        for site in _topmost(site for site in right if site not in left):
-            yield Finding("module", site, _class(right[site]), "class", ABSENT, _class(right[site]))
+        yield from _module(site, sites_reference[site], sites_candidate[site], steps, is_whole)
+    if is_whole and len(shared) >= _SHARED * max(len(sites_reference), len(sites_candidate)):
+        for site in _topmost(site for site in sites_reference if site not in sites_candidate):
+            yield Finding("module", site, _class(sites_reference[site]), "class", _class(sites_reference[site]), ABSENT)
+        for site in _topmost(site for site in sites_candidate if site not in sites_reference):
+            yield Finding("module", site, _class(sites_candidate[site]), "class", ABSENT, _class(sites_candidate[site]))
 
 
-def _module(site: str, left: Settings, right: Settings, steps: Sequence[int], is_whole: bool) -> Iterator[Finding]:
-    kind = _class(left)
-    is_same_class = kind == _class(right)
-    for name in left.keys() & right.keys() if not is_whole else left.keys() | right.keys():
-        subject, place, told = _of_tensor(site, name)
-        if name in left and name in right:
-            found = first_difference(left[name], right[name], steps)
+def _module(
+    site: str, reference: Settings, candidate: Settings, steps: Sequence[int], is_whole: bool
+) -> Iterator[Finding]:
+    kind = _class(reference)
+    is_same_class = kind == _class(candidate)
+    for name in reference.keys() & candidate.keys() if not is_whole else reference.keys() | candidate.keys():
+        subject, place, setting = _of_tensor(site, name)
+        if name in reference and name in candidate:
+            found = first_difference(reference[name], candidate[name], steps)
             if found is not None:
-                yield Finding(subject, place, kind, told, *found[1:], found[0])
-        elif is_same_class or told in ("dtype", "wrapped in"):
-            values = [at(side[name], steps[-1]) if name in side else ABSENT for side in (left, right)]
-            if told == "dtype":
+                yield Finding(subject, place, kind, setting, *found[1:], found[0])
+        elif is_same_class or setting in ("dtype", "wrapped in"):
+            values = [at(side[name], steps[-1]) if name in side else ABSENT for side in (reference, candidate)]
+            if setting == "dtype":
                 yield Finding("parameter", place, kind, "tensor", *values)
-            elif told not in ("requires_grad", "device"):
-                yield Finding(subject, place, kind, told, *values)
+            elif setting not in ("requires_grad", "device"):
+                yield Finding(subject, place, kind, setting, *values)
 
 
 def _of_tensor(site: str, name: str) -> tuple[str, str, str]:
     """What a name of a module's is about: the module, or one of its tensors, which is a site of its own."""
-    tensor, dot, told = name.rpartition(".")
-    if not dot or told not in _OF_TENSORS:
+    tensor, dot, setting = name.rpartition(".")
+    if not dot or setting not in _OF_TENSORS:
         return "module", site, name
-    return "parameter", tensor if site == ROOT else f"{site}.{tensor}", told
+    return "parameter", tensor if site == ROOT else f"{site}.{tensor}", setting
 
 
 def _class(settings: Settings) -> str:
@@ -107,12 +113,12 @@ def _topmost(sites: Iterator[str]) -> list[str]:
 
 def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
     """A module without autocast settings of its own runs as the outermost one does."""
-    left, right = reference.of("autocast"), candidate.of("autocast")
+    sites_reference, sites_candidate = reference.of("autocast"), candidate.of("autocast")
     classes = reference.of("module")
-    if not left or not right:
+    if not sites_reference or not sites_candidate:
         return
-    for site in {**left, **right}:
-        one, other = _around(left, site), _around(right, site)
+    for site in {**sites_reference, **sites_candidate}:
+        one, other = _around(sites_reference, site), _around(sites_candidate, site)
         if one is None or other is None:
             continue
         found = first_difference(one["autocast"], other["autocast"], steps)
@@ -130,11 +136,11 @@ def _around(known: dict[str, Settings], site: str) -> Settings | None:
 
 
 def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
-    left, right = (_by_label(side.of("optimizer")) for side in (reference, candidate))
-    pairs = _paired(list(left), list(right))
+    groups_reference, groups_candidate = (_by_label(side.of("optimizer")) for side in (reference, candidate))
+    pairs = _paired(list(groups_reference), list(groups_candidate))
     for one, other in pairs:
-        yield from _optimizer(one, left[one], right[other], steps)
-    yield from _memberships(left, right, {other: one for one, other in pairs}, steps)
+        yield from _optimizer(one, groups_reference[one], groups_candidate[other], steps)
+    yield from _memberships(groups_reference, groups_candidate, {other: one for one, other in pairs}, steps)
 
 
 def _by_label(groups: dict[str, Settings]) -> dict[str, list[Settings]]:
@@ -145,49 +151,53 @@ def _by_label(groups: dict[str, Settings]) -> dict[str, list[Settings]]:
     return found
 
 
-def _paired(left: list[str], right: list[str]) -> list[tuple[str, str]]:
+def _paired(reference: list[str], candidate: list[str]) -> list[tuple[str, str]]:
     """Which optimizers belong together: those of one name, and the others in the order of their first steps."""
-    shared = [label for label in left if label in right]
-    rest = [[label for label in side if label not in shared] for side in (left, right)]
+    shared = [label for label in reference if label in candidate]
+    rest = [[label for label in side if label not in shared] for side in (reference, candidate)]
     return [*((label, label) for label in shared), *zip(*rest, strict=False)]
 
 
-def _optimizer(label: str, left: list[Settings], right: list[Settings], steps: Sequence[int]) -> Iterator[Finding]:
-    classes = _class(left[0]), _class(right[0])
+def _optimizer(
+    label: str, reference: list[Settings], candidate: list[Settings], steps: Sequence[int]
+) -> Iterator[Finding]:
+    classes = _class(reference[0]), _class(candidate[0])
     if classes[0] != classes[1]:
         yield Finding("optimizer", "", label, "class", *classes)
-    for number, mate, members in _shared_groups(left, right, steps):
+    for number, partner, members in _shared_groups(reference, candidate, steps):
         place = f"{label}, group {number}"
-        for name in sorted(left[number].keys() & right[mate].keys() - {"class", "parameters", *_OF_MEMBERS}):
-            found = first_difference(left[number][name], right[mate][name], steps)
+        for name in sorted(
+            reference[number].keys() & candidate[partner].keys() - {"class", "parameters", *_OF_MEMBERS}
+        ):
+            found = first_difference(reference[number][name], candidate[partner][name], steps)
             if found is not None:
                 for member in members or [""]:
                     yield Finding("optimizer", member, place, name, *found[1:], found[0])
         for several, name in _OF_MEMBERS.items():
-            histories = left[number].get(several), right[mate].get(several)
+            histories = reference[number].get(several), candidate[partner].get(several)
             for member in members:
-                mine, theirs = (
+                history_reference, history_candidate = (
                     [(step, isinstance(names, list) and member in names) for step, names in one or ()]
                     for one in histories
                 )
-                found = first_difference(mine, theirs, steps)
+                found = first_difference(history_reference, history_candidate, steps)
                 if found is not None:
                     yield Finding("optimizer", member, place, name, *found[1:], found[0])
 
 
 def _shared_groups(
-    left: list[Settings], right: list[Settings], steps: Sequence[int]
+    reference: list[Settings], candidate: list[Settings], steps: Sequence[int]
 ) -> Iterator[tuple[int, int, list[str]]]:
     """Which groups have parameters in common, and which; those of the same number where that is not known."""
-    for number, group in enumerate(left):
-        mine = _members(group, steps)
-        for mate, other in enumerate(right):
-            theirs = set(_members(other, steps))
-            if not mine or not theirs:
-                if number == mate:
-                    yield number, mate, []
-            elif members := [name for name in mine if name in theirs]:
-                yield number, mate, members
+    for number, group in enumerate(reference):
+        members_reference = _members(group, steps)
+        for partner, other in enumerate(candidate):
+            members_candidate = set(_members(other, steps))
+            if not members_reference or not members_candidate:
+                if number == partner:
+                    yield number, partner, []
+            elif members := [name for name in members_reference if name in members_candidate]:
+                yield number, partner, members
 
 
 def _members(group: Settings, steps: Sequence[int]) -> list[str]:
@@ -198,17 +208,20 @@ def _members(group: Settings, steps: Sequence[int]) -> list[str]:
 
 
 def _memberships(
-    left: dict[str, list[Settings]], right: dict[str, list[Settings]], renamed: dict[str, str], steps: Sequence[int]
+    reference: dict[str, list[Settings]],
+    candidate: dict[str, list[Settings]],
+    renamed: dict[str, str],
+    steps: Sequence[int],
 ) -> Iterator[Finding]:
     """The parameters that only one run optimizes."""
-    mine, theirs = _places(left, steps), _places(right, steps)
-    if not mine or not theirs:
+    places_reference, places_candidate = _places(reference, steps), _places(candidate, steps)
+    if not places_reference or not places_candidate:
         return
-    for name, place in mine.items():
-        if name not in theirs:
+    for name, place in places_reference.items():
+        if name not in places_candidate:
             yield Finding("optimizer", name, "", "parameters", place, ABSENT)
-    for name, place in theirs.items():
-        if name not in mine:
+    for name, place in places_candidate.items():
+        if name not in places_reference:
             label, _, rest = place.partition(", ")
             yield Finding("optimizer", name, "", "parameters", ABSENT, f"{renamed.get(label, label)}, {rest}")
 

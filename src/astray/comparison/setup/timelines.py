@@ -66,7 +66,7 @@ def _renamed_value(subject: str, name: str, value: Any, mapping: Mapping) -> Any
 def read_timelines(rank: RankRun, mapping: Mapping | None = None, offset: int = 0) -> Timelines:
     """Those of a rank, in the reference's names and steps."""
     rows = rank.setup
-    return Timelines(rows or list(_told_by_tables(rank)), is_whole=bool(rows), mapping=mapping, offset=offset)
+    return Timelines(rows or list(_read_from_tables(rank)), is_whole=bool(rows), mapping=mapping, offset=offset)
 
 
 def at(history: History | None, step: int) -> Any:
@@ -90,13 +90,13 @@ def first_difference(
     for place in sorted(changes):
         if place >= len(steps):
             break
-        left, right = at(reference, steps[place]), at(candidate, steps[place])
-        if left is not ABSENT and right is not ABSENT and left != right:
-            return (None if place == 0 else steps[place]), left, right
+        value_reference, value_candidate = at(reference, steps[place]), at(candidate, steps[place])
+        if value_reference is not ABSENT and value_candidate is not ABSENT and value_reference != value_candidate:
+            return (None if place == 0 else steps[place]), value_reference, value_candidate
     return None
 
 
-def _told_by_tables(rank: RankRun) -> Iterator[Setup]:
+def _read_from_tables(rank: RankRun) -> Iterator[Setup]:
     """The setup of a run that has not recorded it, as far as its tables show it."""
     yield from _modules(rank)
     yield from _optimizers(rank)
@@ -117,10 +117,10 @@ def _modules(rank: RankRun) -> Iterator[Setup]:
     columns = [sites.codes[rank.call_rows[rows]]]
     columns += [tensors.coded(name).codes[rows] for name in ("path", "dtype", "device")]
     for site, path, dtype, device in _distinct(columns):
-        told = values.setdefault(sites.values[site], {})
-        told.setdefault(f"{tensors.coded('path').values[path]}.dtype", tensors.coded("dtype").values[dtype])
-        told.setdefault("device", tensors.coded("device").values[device])
-    yield from (Setup(0, "module", site, told) for site, told in values.items())
+        settings = values.setdefault(sites.values[site], {})
+        settings.setdefault(f"{tensors.coded('path').values[path]}.dtype", tensors.coded("dtype").values[dtype])
+        settings.setdefault("device", tensors.coded("device").values[device])
+    yield from (Setup(0, "module", site, settings) for site, settings in values.items())
 
 
 def _distinct(columns: list[Ints]) -> Iterator[tuple[int, ...]]:
@@ -139,9 +139,9 @@ def _optimizers(rank: RankRun) -> Iterator[Setup]:
             continue
         known[site] = text
         for number, group in enumerate(_groups(text)):
-            told = {name: value for name, value in group.items() if value != "<tensor>"}
-            told["class"] = calls["type"][row]
-            yield Setup(int(calls["step"][row]), "optimizer", f"{site}/param_groups.{number}", told)
+            settings = {name: value for name, value in group.items() if value != "<tensor>"}
+            settings["class"] = calls["type"][row]
+            yield Setup(int(calls["step"][row]), "optimizer", f"{site}/param_groups.{number}", settings)
 
 
 def _groups(text: str) -> list[dict[str, Any]]:

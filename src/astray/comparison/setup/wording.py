@@ -74,98 +74,103 @@ def _is_word(text: str) -> bool:
 
 def _sentence(found: Sequence[Finding]) -> str:
     first, several = found[0], len(found) > 1
-    left, right = subject_text(first.reference), subject_text(first.candidate)
+    reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     has, is_ = ("have", "are") if several else ("has", "is")
-    who = _who(found)
+    things = _named(found)
     if first.subject == "optimizer":
-        return _of_optimizer(found, who, is_)
+        return _of_optimizer(found, things, is_)
     if first.subject == "autocast":
-        where = "" if first.site == ROOT and not several else f" for {who}"
-        return f"Autocast is {_autocast(left)} in the reference and {_autocast(right)} in the candidate{where}."
+        where = "" if first.site == ROOT and not several else f" for {things}"
+        return (
+            f"Autocast is {_autocast(reference)} in the reference and {_autocast(candidate)} in the candidate{where}."
+        )
     if first.subject == "argument":
         if "<tensor>" in (first.reference, first.candidate):
-            left, right = (_given(value) for value in (first.reference, first.candidate))
+            reference, candidate = (_argument_value(value) for value in (first.reference, first.candidate))
         called = "are called" if several else "is called"
-        return f"{who} {called} with {_argument(first.name)} {left} in the reference and {right} in the candidate."
+        name = _argument(first.name)
+        return f"{things} {called} with {name} {reference} in the reference and {candidate} in the candidate."
     if first.subject == "parameter" and first.name == "tensor":
-        return _lone(found, who, is_)
+        return _only_in_one_run(found, things, is_)
     if first.subject == "parameter" and first.name == "requires_grad":
-        left, right = ("trained" if value else "frozen" for value in (first.reference, first.candidate))
-        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+        reference, candidate = ("trained" if value else "frozen" for value in (first.reference, first.candidate))
+        return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.subject == "parameter":
-        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+        return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.subject in ("module", "config"):
-        return _of_module(found, who, has, is_)
-    return _of_program(first, left, right)
+        return _of_module(found, things, has, is_)
+    return _of_program(first, reference, candidate)
 
 
-def _of_module(found: Sequence[Finding], who: str, has: str, is_: str) -> str:
+def _of_module(found: Sequence[Finding], things: str, has: str, is_: str) -> str:
     first = found[0]
-    left, right = subject_text(first.reference), subject_text(first.candidate)
+    reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class" and ABSENT in (first.reference, first.candidate):
-        return _lone(found, who, is_)
+        return _only_in_one_run(found, things, is_)
     if first.name == "class":
-        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+        return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.name == "training":
-        left, right = ("training" if value else "evaluation" for value in (first.reference, first.candidate))
-        return f"{who} {is_} in {left} mode in the reference and in {right} mode in the candidate."
+        reference, candidate = ("training" if value else "evaluation" for value in (first.reference, first.candidate))
+        return f"{things} {is_} in {reference} mode in the reference and in {candidate} mode in the candidate."
     if first.name == "device":
-        return f"{who} {is_} on {left} in the reference and on {right} in the candidate."
+        return f"{things} {is_} on {reference} in the reference and on {candidate} in the candidate."
     if first.name == "wrapped in":
-        return f"{who} {is_} wrapped in {left} in the reference and in {right} in the candidate."
+        return f"{things} {is_} wrapped in {reference} in the reference and in {candidate} in the candidate."
     if ABSENT in (first.reference, first.candidate):
         side, other, value = (
-            ("candidate", "reference", right) if first.reference is ABSENT else ("reference", "candidate", left)
+            ("candidate", "reference", candidate)
+            if first.reference is ABSENT
+            else ("reference", "candidate", reference)
         )
-        return f"{who} {has} {first.name} {value} in the {side} and no such attribute in the {other}."
-    return f"{who} {has} {first.name} {left} in the reference and {right} in the candidate."
+        return f"{things} {has} {first.name} {value} in the {side} and no such attribute in the {other}."
+    return f"{things} {has} {first.name} {reference} in the reference and {candidate} in the candidate."
 
 
-def _of_optimizer(found: Sequence[Finding], who: str, is_: str) -> str:
+def _of_optimizer(found: Sequence[Finding], things: str, is_: str) -> str:
     first = found[0]
-    left, right = subject_text(first.reference), subject_text(first.candidate)
+    reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class":
-        return f"The optimizer is {left} in the reference and {right} in the candidate."
+        return f"The optimizer is {reference} in the reference and {candidate} in the candidate."
     if first.name == "parameters":
-        left, right = (
+        reference, candidate = (
             "not optimized" if value is ABSENT else f"optimized by {value}"
             for value in (first.reference, first.candidate)
         )
-        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+        return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.name in CLIPPED:
-        left, right = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
-                       for value, text in ((first.reference, left), (first.candidate, right)))  # fmt: skip
-        return f"The gradients of {_groups(found)} are {left} in the reference and {right} in the candidate."
+        reference, candidate = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
+                       for value, text in ((first.reference, reference), (first.candidate, candidate)))  # fmt: skip
+        return f"The gradients of {_groups(found)} are {reference} in the reference and {candidate} in the candidate."
     if first.name == WRITTEN:
         side, other = ("reference", "candidate") if first.reference else ("candidate", "reference")
         gradient = "gradient" if len(found) == 1 else "gradients"
-        return f"The {gradient} of {who} {is_} changed between backward and step in the {side}, not in the {other}."
+        return f"The {gradient} of {things} {is_} changed between backward and step in the {side}, not in the {other}."
     steps = f"{_groups(found)} steps with {first.name}"
-    return f"{steps} {left} in the reference and {right} in the candidate."
+    return f"{steps} {reference} in the reference and {candidate} in the candidate."
 
 
-def _of_program(first: Finding, left: str, right: str) -> str:
+def _of_program(first: Finding, reference: str, candidate: str) -> str:
     if first.subject == "environment":
-        left, right = ("not set" if value is None else text for value, text in
-                       ((first.reference, left), (first.candidate, right)))  # fmt: skip
-        return f"{first.name} is {left} in the reference and {right} in the candidate."
+        reference, candidate = ("not set" if value is None else text for value, text in
+                       ((first.reference, reference), (first.candidate, candidate)))  # fmt: skip
+        return f"{first.name} is {reference} in the reference and {candidate} in the candidate."
     if first.subject == "seed" and first.name != "PYTHONHASHSEED":
         if _is_random(first.reference) and _is_random(first.candidate):
             return f"No seed of {first.name} is set in either run, so their random numbers differ."
-        left, right = ("not set" if _is_random(value) else text for value, text in
-                       ((first.reference, left), (first.candidate, right)))  # fmt: skip
+        reference, candidate = ("not set" if _is_random(value) else text for value, text in
+                       ((first.reference, reference), (first.candidate, candidate)))  # fmt: skip
     if first.subject == "seed":
         what = "PYTHONHASHSEED" if first.name == "PYTHONHASHSEED" else f"The seed of {first.name}"
-        return f"{what} is {left} in the reference and {right} in the candidate."
+        return f"{what} is {reference} in the reference and {candidate} in the candidate."
     if first.subject == "device":
         words = {"cpu": "The processor", "cpu.instructions": "The instructions that torch uses", "cuda": "The GPU"}
         what = words.get(first.name, f"The device's {first.name}")
-        return f"{what} is {left} in the reference and {right} in the candidate."
+        return f"{what} is {reference} in the reference and {candidate} in the candidate."
     if first.subject == "process":
-        return f"The {first.name.replace('_', ' ')} is {left} in the reference and {right} in the candidate."
+        return f"The {first.name.replace('_', ' ')} is {reference} in the reference and {candidate} in the candidate."
     if first.subject == "version":
-        return f"{first.name} is {left} in the reference and {right} in the candidate."
-    return f"{_SUBJECTS[first.subject]}: {first.name} is {left} in the reference and {right} in the candidate."
+        return f"{first.name} is {reference} in the reference and {candidate} in the candidate."
+    return f"{_SUBJECTS[first.subject]}: {first.name} is {reference} in the reference and {candidate} in the candidate."
 
 
 def _is_random(seed: Any) -> bool:
@@ -173,12 +178,12 @@ def _is_random(seed: Any) -> bool:
     return isinstance(seed, int) and seed >= 1 << 48
 
 
-def _lone(found: Sequence[Finding], who: str, is_: str) -> str:
-    return f"{who} {is_} only in the {'candidate' if found[0].reference is ABSENT else 'reference'}."
+def _only_in_one_run(found: Sequence[Finding], things: str, is_: str) -> str:
+    return f"{things} {is_} only in the {'candidate' if found[0].reference is ABSENT else 'reference'}."
 
 
-def _who(found: Sequence[Finding]) -> str:
-    """What a sentence is about."""
+def _named(found: Sequence[Finding]) -> str:
+    """The modules, calls or parameters that a sentence is about: the first few by name."""
     first = found[0]
     nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter"}
     if len(found) == 1:
@@ -214,7 +219,7 @@ def _argument(name: str) -> str:
     return f"argument {name}" if name.partition(".")[0].isdigit() else name
 
 
-def _given(value: Any) -> str:
+def _argument_value(value: Any) -> str:
     return "a tensor" if value == "<tensor>" else subject_text(value)
 
 
