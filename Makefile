@@ -72,9 +72,11 @@ check: $(READY)  ## Lint, check the format and the types, of the page too
 # they find goes into a file for each process: one alone fails the run. Leaks: Python itself leaves too much behind.
 SANITIZED = $(CURDIR)/$(VENV)/$@
 COMPILED_BY = CC="cc -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)" CXX="c++ -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)"
-SANITIZED_TESTS := $(addprefix tests/,sanitizers store/run_format/test_rows.py store/run_format/test_encoder.py device/test_ring_natively.py \
-	$(addprefix capture/test_,taker.py native_calls.py native_hooks.py call_gradients.py function_gradients.py one_node.py \
-	values.py endings.py signals.py structure.py hard_programs.py modules.py functions.py odd_modules.py copies.py))
+SANITIZED_TESTS := $(addprefix tests/,sanitizers store/run_format/test_rows.py store/run_format/test_encoder.py device/test_native_measurer.py \
+	capture/test_structure.py $(addprefix capture/pytorch/,native/test_tensor_observer.py native/test_calls.py native/test_hooks.py \
+	native/test_call_gradients.py native/test_function_gradients.py native/test_node_gradients.py native/test_finalizer.py \
+	test_value_numbers.py test_signals.py test_hard_programs.py test_copies.py calls/test_modules.py calls/test_functions.py \
+	calls/test_unusual_modules.py))
 
 define RUN_SANITIZED
 	@$(COMPILED_BY) $(BIN)/python setup.py -q build --build-base $(SANITIZED)/base --build-lib $(SANITIZED)/lib
@@ -100,8 +102,8 @@ sanitize: $(READY)  ## Run the tests of the native code under the address and un
 # of a data loader does. The library of an older compiler needs addresses that are not random.
 THREADED_TESTS := $(addprefix tests/,stats/test_native.py stats/test_moments_native.py device/test_launcher.py device/test_slots.py \
 	device/test_staging.py store/writing/test_flight_recorder.py store/writing/test_record_queue.py store/writing/test_step_listener.py \
-	store/writing/test_dying_threads.py guarding/test_exact.py capture/test_selection.py capture/test_far_tensors.py \
-	capture/test_perturbing.py)
+	store/writing/test_dying_threads.py guarding/test_exact.py capture/test_selection.py \
+	capture/pytorch/test_device_tensors.py capture/pytorch/experiments/test_perturbation.py)
 
 sanitize-threads: SANITIZERS := thread
 sanitize-threads: LIBRARIES := tsan
@@ -109,7 +111,7 @@ sanitize-threads: FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -
 sanitize-threads: OPTIONS = TSAN_OPTIONS=suppressions=$(CURDIR)/tests/sanitizers/threads.supp:print_suppressions=0:report_mutex_bugs=0$\
 	:die_after_fork=0:history_size=5:log_path=$(SANITIZED)/found
 sanitize-threads: TESTS := $(SANITIZED_TESTS) $(THREADED_TESTS) \
-	--deselect tests/capture/test_modules.py::test_workers_of_a_data_loader_do_not_record
+	--deselect tests/capture/pytorch/calls/test_modules.py::test_workers_of_a_data_loader_do_not_record
 sanitize-threads: $(READY)  ## Run them, and those of threads, under the thread sanitizer (nine minutes)
 	$(RUN_SANITIZED)
 

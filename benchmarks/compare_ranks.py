@@ -33,7 +33,7 @@ ELEMENTS = 1 << 20
 def write_values(path: Path, tensors: int, rank: int, world_size: int, factor: float) -> None:
     """A rank that kept so many tensors of 4 MB, each the output of a call."""
     random = np.random.default_rng(rank)
-    with RunWriter(path, rank, info=RunInfo.here(world_size=world_size)) as writer:
+    with RunWriter(path, rank, info=RunInfo.of_process(world_size=world_size)) as writer:
         for seq in range(tensors):
             values = random.normal(size=ELEMENTS).astype(np.float32)
             values *= np.float32(factor if seq else 1.0)

@@ -31,7 +31,7 @@ def write_run(path: Path, rows: int, different: float, rank: int = 0, world_size
     """Record `rows` tensors in 100 steps, five to a call, with numbers that depend on rank and row alone."""
     random = np.random.default_rng(rank)
     calls = rows // STEPS // len(TENSORS)
-    with RunWriter(path, rank, info=RunInfo.here(world_size=world_size)) as writer:
+    with RunWriter(path, rank, info=RunInfo.of_process(world_size=world_size)) as writer:
         row = 0
         for step in range(STEPS):
             numbers = random.normal(size=(calls * len(TENSORS), 2)).tolist()

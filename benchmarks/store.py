@@ -96,7 +96,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 def write_values(path: Path, data: list[np.ndarray], count: int) -> None:
-    with RunWriter(path, info=RunInfo.here(), queue_bytes=QUEUE) as writer:
+    with RunWriter(path, info=RunInfo.of_process(), queue_bytes=QUEUE) as writer:
         for i in range(count):
             values = data[i % len(data)]
             writer.tensor(Tensor(i, "output", "0", "uint8", values.shape, (1,), "cpu", False), values)
@@ -104,7 +104,7 @@ def write_values(path: Path, data: list[np.ndarray], count: int) -> None:
 
 def pack_values(path: Path, data: list[np.ndarray], count: int) -> None:
     """As while recording: the program goes on with its tensor, so its bytes are copied first."""
-    with RunWriter(path, info=RunInfo.here(), queue_bytes=QUEUE) as writer:
+    with RunWriter(path, info=RunInfo.of_process(), queue_bytes=QUEUE) as writer:
         for i in range(count):
             values = data[i % len(data)]
             room = writer.room(values.nbytes)
@@ -118,7 +118,7 @@ def rows_lines(folder: Path) -> None:
     calls = [Call(i, i // 100, 0, "module", f"layers.{i % 100}", "Linear", 0, "forward") for i in range(ROWS // 4)]
     handed, written, read, opened = [], [], [], []
     for _ in range(3):
-        writer = RunWriter(folder / "run", info=RunInfo.here())
+        writer = RunWriter(folder / "run", info=RunInfo.of_process())
         start = time.perf_counter()
         for row in tensors[: 1 << 15]:
             writer.tensor(row)
@@ -137,7 +137,7 @@ def rows_lines(folder: Path) -> None:
 
 
 def write_rows(path: Path, calls: list[Call], tensors: list[Tensor]) -> None:
-    with RunWriter(path, info=RunInfo.here()) as writer:
+    with RunWriter(path, info=RunInfo.of_process()) as writer:
         for i in range(0, len(tensors), ROWS_PER_STEP):
             for call in calls[i // 4 : (i + ROWS_PER_STEP) // 4]:
                 writer.call(call)

@@ -63,7 +63,7 @@ def train(
     before_update: Plant | None = None,
     **options: Any,
 ) -> Path:
-    """Record some steps. Two recordings are bit-identical, but for what is asked for.
+    """Record some steps. Two recordings are bit-identical, except for the given changes.
 
     recorded: which steps, if not all. noise: what the data is off by, relatively, as if another kernel had made it.
     dtype: of the data. scale: of the loss.

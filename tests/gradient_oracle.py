@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.shards import add_up
 
 Edge = tuple[Node, int]
@@ -32,7 +32,7 @@ _LEAF = 2**64 - 1
 
 
 class InputEdges:
-    """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place.
+    """The positions of a call's inputs in the autograd graph, read before the call can change them in place.
 
     A tensor given twice is recorded under its first path. A leaf has no node before it is used: it stands for itself.
     """
@@ -110,7 +110,7 @@ class NodeGradients:
 
     @classmethod
     def watch(cls, engine: Engine, call: OpenCall, edges: InputEdges, hooked: Tensors) -> Any:
-        """Puts the hook in place, at the end of the forward call; None when it takes more than this to see all."""
+        """Adds the hook, at the end of the forward call; None when one hook does not see all gradients."""
         node = hooked[0][1].grad_fn
         if node is None or node._sequence_nr() != edges.born or not leaves_gradients_alone(node):
             return None
@@ -127,15 +127,15 @@ class NodeGradients:
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
         engine = self._engine
-        if is_compiling() or engine.paused or not engine.is_here:
+        if is_compiling() or engine.paused or not engine.in_own_process:
             return
         seq = None
         try:
-            with DisableTorchFunction():  # what is done here is no part of the program
+            with DisableTorchFunction():  # what is done here is not part of the program
                 observe = engine.tensors.observe
                 for index, path in self._arrives:
                     gradient = arrived[index]
-                    if gradient is not None:  # an output that nobody used
+                    if gradient is not None:  # an output that was not used
                         seq = engine.backward(self._call) if seq is None else seq
                         observe(seq, "input", path, gradient)
                 for index, path in self._sends:
@@ -153,7 +153,7 @@ OWN: set[type] = set()
 def leaves_gradients_alone(node: Node) -> bool:
     """Whether it is one of torch's own derivatives, which write to fresh memory alone.
 
-    The `backward` of somebody else's function may well change in place what arrives, before a hook behind it sees it.
+    A custom `backward` may change arriving gradients in place, before a hook after it sees them.
     """
     kind = type(node)
     if kind in OWN:
@@ -167,7 +167,8 @@ def leaves_gradients_alone(node: Node) -> bool:
 class CallGradients:
     """The gradients of one forward call, collected as they come. Lives as long as the graph holds its hooks.
 
-    It never holds a node of the graph itself: a node holds its hooks, they hold this, and nobody could free the circle.
+    It never holds a node of the graph: a node holds its hooks, they hold this object, and the cycle would never be
+    freed.
     """
 
     __slots__ = ("__weakref__", "_arrived", "_call", "_engine", "_expected", "_seq", "_sums")
@@ -188,7 +189,8 @@ class CallGradients:
         through: dict[str, str] = {}
         handles = Handles([], [])
         if edges.paths or edges.leaves:
-            # An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
+            # An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
+            # recorded as one.
             through = {path: same for path, tensor in hooked if (same := edges.path(tensor)) is not None}
             for node, sends in edges.consumers([tensor.grad_fn for _, tensor in hooked]):
                 own = tuple([(index, path) for index, path in sends if path not in through.values()])
@@ -209,7 +211,9 @@ class CallGradients:
         return any(count > 1 for count in self._expected.values())
 
     def _watch_for_completion(self, edges: InputEdges, handles: Handles) -> None:
-        """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
+        """Of several nodes that send to one input some may never run: the sum is complete when the backward pass
+        reaches the input.
+        """
         tensors = dict(edges.inputs)
         places = {path: edge for edge, path in edges.paths.items()}
         for path, count in self._expected.items():
@@ -270,10 +274,10 @@ class CallGradients:
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
-        if is_compiling() or self._engine.paused or not self._engine.is_here:
+        if is_compiling() or self._engine.paused or not self._engine.in_own_process:
             return
         try:
-            with DisableTorchFunction():  # what is done here is no part of the program
+            with DisableTorchFunction():  # what is done here is not part of the program
                 action(*args)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self._engine.failed(f"a gradient of {self._call.site.name}", error)
@@ -308,7 +312,7 @@ class _ArrivalHook:
 
     @never_compiled
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:  # an output that nobody used
+        if gradient is not None:  # an output that was not used
             self.gradients.guarded(self.gradients.arrived, self.path, gradient, self.through)
 
 
@@ -365,7 +369,7 @@ class LiveGradients:
         self._changing = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
-        """Sees the gradients of a call that has returned `outputs`. `edges` were taken before it."""
+        """Watches the gradients of a call that has returned `outputs`. `edges` were read before it."""
         hooked = [one for one in outputs if one[1].requires_grad]
         if not hooked:
             return
@@ -386,7 +390,7 @@ class LiveGradients:
                 self._summing.append(weakref.ref(gradients))
 
     def finish(self) -> None:
-        """Ends the step: a sum that waits for more is recorded as it is, and nothing stays on a leaf."""
+        """Ends the step: incomplete sums are recorded as they are, and the hooks on leaves are removed."""
         self._forget_dead()
         for reference in self._summing:
             gradients = reference()

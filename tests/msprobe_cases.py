@@ -48,9 +48,9 @@ def write(run: RunData, path: Path, **options: Any) -> MsprobeTranslator:
     for rank in run.ranks.values():
         translator = translate(path, rank.rank, run.info, **options)
         whole = StepBatches(rank)
-        for step in rank.account.steps:
+        for step in rank.summary.steps:
             translator.take(step, whole.of(step))
-            translator.step_over(step)
+            translator.end_step(step)
         translator.close(End(complete=True))
     return translator
 

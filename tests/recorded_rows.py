@@ -1,4 +1,4 @@
-"""What the tests of capture ask of a recording."""
+"""Rows, outlines and hooks of a recording, for the tests of capture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(run: RunData, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def different(ours: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
-    """What differs between two lists of rows, in a line for each row: a failure on another machine tells its cause."""
+    """The differences between two lists of rows, a line each, so that a failure on another machine shows its cause."""
     lines = [] if len(ours) == len(others) else [f"{len(ours)} rows and {len(others)}"]
     for one, other in zip(ours, others, strict=False):
         names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
@@ -37,7 +37,7 @@ def outline(run: RunData, **wanted: Any) -> list[str]:
 
 
 def hooks_of(model: nn.Module) -> int:
-    """How many hooks sit on a model and its parameters."""
+    """The number of hooks on a model and its parameters."""
     on_modules = sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
         for module in model.modules()

@@ -36,4 +36,4 @@ def tensor() -> Callable[..., Tensor]:
 
 @pytest.fixture
 def info() -> RunInfo:
-    return RunInfo.here(framework="torch", versions={"torch": "2.13"}, seed=7)
+    return RunInfo.of_process(framework="torch", versions={"torch": "2.13"}, seed=7)

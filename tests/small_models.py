@@ -1,4 +1,4 @@
-"""Models small enough to reason about, each with something that trips recorders up."""
+"""Models small enough to reason about, each with something that is hard to record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Changes its activations where they lie, and a slice of them too."""
+    """Changes its activations in place, and a slice of them too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ MODELS = [Residual, InPlace, Shared, Noisy, Attending, Nested]
 
 
 def train(model: nn.Module, steps: int = 5, seed: int = 0, after_step: Any = None) -> dict[str, Any]:
-    """Trains for a few steps; everything that must not change by a bit when somebody watches."""
+    """Trains for a few steps; returns everything that recording must not change by a bit."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)

@@ -1,7 +1,7 @@
 """Tensors of a recording, taken in plain Python: what the C++ of `astray.capture.pytorch.native` is compared with.
 
-Every tensor goes the way that only odd ones go otherwise (`Observer`), which measures what it has not seen before.
-`use` has recordings made by it.
+Every tensor takes the slow path (`Observer`), which is otherwise taken by unusual ones only. `use` has recordings made
+by it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from astray.capture.adapters import SlowPath
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import SlowPath
 
 
 class _Numbered(weakref.ref[Any]):
@@ -30,7 +30,7 @@ class _Numbered(weakref.ref[Any]):
 class Numbers:
     """Numbers values: a memory in one of its versions, whatever part of it a tensor shows and in which order.
 
-    They are handed out in order of first sight, from 0. They outlive sightings, which are also cleared when the
+    They are assigned in order of first use, from 0. They outlive measurements, which are also cleared when the
     tickets of measurements expire: the values are still the same then. Version 0 is any: that of a view which has a
     counter of its own, such as `x.data`, or the result of an op of which autograd does not know yet.
     """
@@ -53,7 +53,7 @@ class Numbers:
             self._next += 1
         return known.number
 
-    def ahead(self, owner: Any, version: int) -> None:
+    def written_ahead(self, owner: Any, version: int) -> None:
         """An op has written to a memory, and its version will say so when the op has returned."""
         self._add(owner, version).until = version + 1
 
@@ -76,26 +76,27 @@ class Numbers:
         self._by_owner = {}
 
 
-class PythonTaker:
-    """What a recording asks of a taker, by the methods that see to odd tensors."""
+class PythonObserver:
+    """A `NativeObserver` in plain Python: every tensor takes the slow path."""
 
-    def __init__(self, odd: SlowPath) -> None:
-        self.observe, self.observe_unread = odd.observe, odd.observe_unread
-        self.written, self.changed = odd.written, odd.changed
+    def __init__(self, slow_path: SlowPath) -> None:
+        self.observe, self.observe_unread = slow_path.observe, slow_path.observe_unread
+        self.written, self.changed = slow_path.written, slow_path.changed
         self._numbers = Numbers()
-        self.of, self.ahead, self.forget = self._numbers.of, self._numbers.ahead, self._numbers.changed
+        self.value_number, self.written_ahead = self._numbers.of, self._numbers.written_ahead
+        self.forget = self._numbers.changed
         self.renumber = self.next_step = self._numbers.clear
 
     def apply(self, *_: Any) -> None:
-        """The settings are the observer's."""
+        """The settings are those of `Observer`."""
 
-    def catch(self, on: bool) -> None:
-        """It is told by the observer."""
+    def report_nonfinite(self, on: bool) -> None:
+        """`Observer` reports it."""
 
     def clear(self) -> None:
-        """Measurements are the observer's; the values are still the same."""
+        """`Observer` has the measurements; the values are still the same."""
 
-    def counted(self) -> int:
+    def take_row_count(self) -> int:
         return 0
 
 
@@ -109,4 +110,4 @@ def using() -> Iterator[None]:
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings that start from now on take tensors by this."""
-    monkeypatch.setattr(TorchReader, "taker", lambda _, odd: PythonTaker(odd))
+    monkeypatch.setattr(TorchReader, "native_observer", lambda _, slow_path: PythonObserver(slow_path))

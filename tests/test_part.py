@@ -1,4 +1,4 @@
-"""Parts of tensors: what their texts mean, in the eyes of numpy."""
+"""Parts of tensors select what numpy's indexing does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_meaning_has_one_text(given: Any, text: str) -> None:
         ("-1:-2", "'-1:-2' keeps nothing of any tensor"),
     ],
 )
-def test_what_is_no_part_is_answered_with_the_form(given: Any, message: str) -> None:
+def test_an_invalid_part_is_answered_with_the_form(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=rf"{message}.*Write it like an index: '0:1, \.\.\., :64'"):
         Part.parse(given)
 

@@ -1,4 +1,4 @@
-"""A program that goes to another folder, as Hydra does: what was given relative to the first one stays there."""
+"""A program that changes its folder, as Hydra does: relative paths stay relative to the first one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import astray
-from astray.capture.settings import placed
+from astray.capture.settings import with_absolute_paths
 from astray.compat.hooktools import Tracer
 from astray.compat.msprobe import PrecisionDebugger
 from astray.process import absolute, relative_to_cwd
@@ -125,9 +125,9 @@ def test_a_tracer_writes_where_it_began(folders: tuple[Path, Path]) -> None:
 
 def test_files_of_settings_are_absolute_for_later(folders: tuple[Path, Path]) -> None:
     home, _ = folders
-    found = placed({"config": "astray.yaml", "functions": "list.yaml", "keep": "stats"})
+    found = with_absolute_paths({"config": "astray.yaml", "functions": "list.yaml", "keep": "stats"})
     assert found == {"config": home / "astray.yaml", "functions": home / "list.yaml", "keep": "stats"}
-    assert placed({"functions": ["softmax"], "config": None}) == {"functions": ["softmax"], "config": None}
+    assert with_absolute_paths({"functions": ["softmax"], "config": None}) == {"functions": ["softmax"], "config": None}
 
 
 SCRIPT = """

@@ -32,5 +32,5 @@ def test_the_whole_is_known_where_the_offset_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["mesh(2)[Shard(0)]", "{}", "[]", '{"shape":3,"offset":[0]}'])
-def test_what_is_no_placement_of_ours_tells_nothing(text: str) -> None:
+def test_an_unknown_placement_is_ignored(text: str) -> None:
     assert whole_shape(text) is None

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from astray.errors import UsageError
-from astray.process import threads_asked
+from astray.process import configured_threads
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def record(path: Path, size: int = 64, factor: float = 1.0) -> Path:
-    with RunWriter(path, info=RunInfo.here(framework="torch", settings={"keep": ["stats", "tensors"]})) as writer:
+    with RunWriter(path, info=RunInfo.of_process(framework="torch", settings={"keep": ["stats", "tensors"]})) as writer:
         for seq in range(20):
             writer.call(Call(seq, seq // 4, 0, "module", f"h.{seq % 4}", "Linear", 0, "forward"))
             array = np.full((size, 16), seq * factor, np.float32)
@@ -126,10 +126,10 @@ def test_a_wrong_number_of_threads(run: Path, given: str) -> None:
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, threads in (("", None), ("0", None), (" 3 ", 3), ("9" * 5000, 999_999_999)):
         monkeypatch.setenv("ASTRAY_THREADS", given)
-        assert threads_asked() == threads
+        assert configured_threads() == threads
     monkeypatch.setenv("ASTRAY_THREADS", "two")
     with pytest.raises(UsageError, match="ASTRAY_THREADS='two'"):
-        threads_asked()
+        configured_threads()
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_numbers_that_mean_nothing(run: Path, words: list[str], said: str, capsy
     from astray.cli import main
 
     assert main([str(run) if word == "RUN" else word for word in words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.out == ""
 
 
 def test_too_little_memory_is_a_sentence(

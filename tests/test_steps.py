@@ -38,7 +38,7 @@ def test_what_is_chosen(given: Any, chosen: list[int], text: str) -> None:
 @pytest.mark.parametrize(
     "given", ["a:b", "1-3", "5:2", "0:5:0", "-1", [-1], range(0), range(5, 0, -1), "1;2", 3.5, ["0"], [True]]
 )
-def test_what_is_no_selection_is_answered_with_the_form(given: Any) -> None:
+def test_an_invalid_selection_is_answered_with_the_form(given: Any) -> None:
     with pytest.raises(UsageError, match="begin:end"):
         StepSelection.parse(given)
 

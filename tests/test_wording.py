@@ -19,7 +19,7 @@ def test_whatever_else_makes_none(text: str) -> None:
     assert numeral(text) is None
 
 
-def test_no_more_digits_than_asked_for() -> None:
+def test_no_more_digits_than_requested() -> None:
     assert (numeral("999999999", 9), numeral("1000000000", 9)) == (999_999_999, None)
 
 

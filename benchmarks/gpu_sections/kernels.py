@@ -79,7 +79,7 @@ class Job:
 
     def fetch(self) -> None:
         """Has the results brought, as the end of a step does, so that their memory is free again."""
-        self._devices.tickets.settle()
+        self._devices.tickets.start_fetch()
         self._devices.tickets.redeem(np.array([self._ticket]))
 
     def seconds(self) -> float:
@@ -109,7 +109,7 @@ def small(devices: DeviceMeasurer, count: int) -> list[str]:
         for _ in range(MANY):
             job()
         alone.append(time.perf_counter() - started)
-        devices.tickets.settle()
+        devices.tickets.start_fetch()
         torch.cuda.synchronize()
         both.append(time.perf_counter() - started)
         job.fetch()

@@ -39,7 +39,7 @@ def counting() -> Iterator[Measured]:
 
     def apply_oddly(self: Observer, settings: Settings) -> None:
         apply(self, settings)
-        self.taker.apply(False, settings.roles, True, False, False)  # every tensor counts as odd
+        self.native.apply(False, settings.roles, True, False, False)  # every tensor counts as odd
 
     DeviceMeasurer.measure = counted  # type: ignore[method-assign]
     Observer.apply = apply_oddly  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Tells exceptions that the program's signal handlers raise from failures of our own.
+"""Distinguishes exceptions that the program's signal handlers raise from failures of our own.
 
 Python runs a signal handler between any two instructions, so one may raise in the middle of a hook: a time limit, a
 preemption notice. Every exception that our code catches goes through `pass_interrupt` first. Interrupts such as
@@ -34,7 +34,8 @@ def pass_interrupt(error: BaseException) -> None:
 
 
 def interrupt_of(error: BaseException) -> BaseException | None:
-    """What a signal handler of the program raised: this error, or the one that it was explicitly raised from.
+    """The exception that a signal handler of the program raised: this error, or the one that it was explicitly raised
+    from.
 
     Its context is not followed: the program may be handling an earlier interrupt while we run.
     """
@@ -69,7 +70,7 @@ def _handlers() -> Iterator[CodeType]:
 def _was_called_by_a_signal(frame: FrameType) -> bool:
     """Whether a function was given the number of a signal and the frame that it interrupted, which is its caller.
 
-    That finds a handler that is not registered any more, such as one that has put another in its place.
+    That finds a handler that is no longer registered, such as one that has replaced itself.
     """
     code = frame.f_code
     if frame.f_back is None or code.co_filename.startswith(_OWN):

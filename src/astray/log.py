@@ -1,4 +1,4 @@
-"""Where a recording tells the user something while the program runs. Imports no framework, as the engine does."""
+"""The logger with which a recording warns the user while the program runs."""
 
 from __future__ import annotations
 

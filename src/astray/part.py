@@ -1,8 +1,7 @@
-"""Parts of tensors: the slice whose values are kept (`Part`), and where a distributed part lies in the whole.
+"""Parts of tensors: the slice whose values are kept (`Part`), and the position of a distributed part in the whole.
 
-A `Part` is written like an index: `0:1, ..., :64`. Recording keeps that part alone; store and compare read it back. It
-knows shapes and strides only, so that cutting a part out costs nothing. A run holds its text, so equal parts have equal
-texts.
+A `Part` is written like an index: `0:1, ..., :64`. Recording keeps only that part; store and compare read it back. It
+works on shapes and strides only, so that slicing costs nothing. A run stores its text, so equal parts have equal texts.
 
 `whole_shape` reads the `placement` of a row, which `capture` writes as docs/reference/format.md describes. Where a
 distributed part is a box within the whole, its fingerprint and its `first_bad` count elements as the whole does; where
@@ -18,21 +17,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from astray.errors import UsageError
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 
 _FORM = "Write it like an index: '0:1, ..., :64', with numbers, begin:end:step and at most one '...'."
 _SPAN = re.compile(r"(-?\d{1,18})?\s*:\s*(-?\d{1,18})?(?:\s*:\s*(\d{1,18})?)?")
 
 
 class Span(NamedTuple):
-    """What is taken of one dimension, as Python's slices mean it: from the end when negative, and cut at the end."""
+    """The slice of one dimension, with the meaning of Python's slices: negative from the end, clipped at the end."""
 
     begin: int = 0
     end: int | None = None
     step: int = 1
 
     def indices(self, size: int) -> range:
-        """The indices it takes of a dimension of this size."""
+        """The indices it selects of a dimension of this size."""
         return range(size)[slice(*self)]
 
     def __str__(self) -> str:
@@ -42,7 +41,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What is taken of the first dimensions of a tensor and of its last ones; those in between are whole.
+    """Slices of the first dimensions of a tensor and of its last ones; those in between are whole.
 
     >>> part = Part.parse("0, ..., :64")
     >>> part.apply_shape((8, 12, 100), (1200, 100, 1))
@@ -83,8 +82,8 @@ class Part:
     ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
         """Offset in elements, shape and stride of the part.
 
-        None when there is nothing to cut: the tensor has fewer dimensions than are named, or the part is all of it.
-        What lies outside of the tensor makes a dimension of length 0, as in Python's slices.
+        None when there is nothing to slice: the tensor has fewer dimensions than are named, or the part is all of it.
+        A slice outside of the tensor makes a dimension of length 0, as in Python.
         """
         between = len(shape) - len(self.first) - len(self.last)
         if between < 0:
@@ -98,12 +97,12 @@ class Part:
         return offset, lengths, tuple(r.step * step for r, step in zip(taken, stride, strict=True))
 
     def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what is kept of a tensor: of the part, or of all of it when there is nothing to cut."""
-        found = self.apply_shape(shape, (0,) * len(shape))
-        return tuple(shape) if found is None else found[1]
+        """The shape of what is kept of a tensor: of the part, or of all of it when there is nothing to slice."""
+        layout = self.apply_shape(shape, (0,) * len(shape))
+        return tuple(shape) if layout is None else layout[1]
 
     def cut(self, array: Any) -> Any:
-        """The part of a numpy array, as a view; the array itself when there is nothing to cut."""
+        """The part of a numpy array, as a view; the array itself when there is nothing to slice."""
         if self.shape_of(array.shape) == array.shape:
             return array
         return array[(*(slice(*span) for span in self.first), ..., *(slice(*span) for span in self.last))]
@@ -119,7 +118,7 @@ def _read(text: str) -> Part:
 
 
 def _span(item: Any, given: object) -> Span:
-    """What one item of an index takes of its dimension."""
+    """The span of one item of an index."""
     bounds = _bounds(item)
     if bounds is None or any(bound is not None and type(bound) is not int for bound in bounds):
         raise UsageError(f"{given!r} is not a part of a tensor. {_FORM}")
@@ -136,34 +135,34 @@ def _bounds(item: Any) -> tuple[Any, Any, Any] | None:
     if isinstance(item, str):
         if re.fullmatch(r"-?\d{1,18}", item):
             return _bounds(int(item))
-        found = _SPAN.fullmatch(item)
-        if found is None:
+        match = _SPAN.fullmatch(item)
+        if match is None:
             return None
-        begin, end, step = (None if bound is None else int(bound) for bound in found.groups())
+        begin, end, step = (None if bound is None else int(bound) for bound in match.groups())
         return begin, end, step
     if isinstance(item, slice):
         return item.start, item.stop, item.step
     return (item, item + 1 or None, None) if type(item) is int else None  # nothing comes after -1, the last
 
 
-Runs = Sequence[Sequence[int]]
-"""The indices that a part holds along one dimension, in order: stretches of (first index, how many)."""
+Stretches = Sequence[Sequence[int]]
+"""The indices that a part holds along one dimension, in order: stretches of (first index, length)."""
 
 
-def period_of(runs: Runs, size: int) -> int | None:
+def period_of(stretches: Stretches, size: int) -> int | None:
     """The distance at which several stretches of a dimension repeat, if that makes a box of them.
 
     >>> period_of([(0, 2), (4, 2)], 8)  # columns 0 and 1 of a 2 × 4 matrix
     4
     """
-    (first, length), (second, _), *_ = runs
+    (first, length), (second, _), *_ = stretches
     period = second - first
-    alike = all(tuple(run) == (first + number * period, length) for number, run in enumerate(runs))
-    return period if alike and size % period == 0 and first % period + length <= period else None
+    regular = all(tuple(each) == (first + number * period, length) for number, each in enumerate(stretches))
+    return period if regular and size % period == 0 and first % period + length <= period else None
 
 
-_OTHER = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError)
-"""What reading the text of another version of the recorder, or of a damaged disk, may raise."""
+_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError)
+"""What reading a placement of another version, or of a damaged disk, may raise."""
 
 
 def whole_shape(placement: str) -> tuple[int, ...] | None:
@@ -173,13 +172,13 @@ def whole_shape(placement: str) -> tuple[int, ...] | None:
     ((10, 6), None)
     """
     try:
-        found = read_plain(placement)
-        shape = tuple(found["shape"])
-        if found["offset"] is None:
+        fields = parse_json(placement)
+        shape = tuple(fields["shape"])
+        if fields["offset"] is None:
             return None
         if not all(type(size) is int and 0 <= size < 1 << 60 for size in shape):
             return None
-        uneven = any(period_of(runs, shape[int(dim)]) is None for dim, runs in found.get("runs", {}).items())
-    except _OTHER:
+        uneven = any(period_of(runs, shape[int(dim)]) is None for dim, runs in fields.get("runs", {}).items())
+    except _MALFORMED:
         return None
     return None if uneven else shape

@@ -19,8 +19,8 @@ THREADS = "ASTRAY_THREADS"
 T = TypeVar("T")
 
 
-def threads_asked() -> int | None:
-    """How many threads `ASTRAY_THREADS` asks for; None when it is unset or 0. Raises UsageError for anything else."""
+def configured_threads() -> int | None:
+    """The number of threads in `ASTRAY_THREADS`; None when it is unset or 0. Raises UsageError for anything else."""
     given = os.environ.get(THREADS, "").strip()
     if not given:
         return None
@@ -33,7 +33,7 @@ def threads_asked() -> int | None:
 
 
 def largest_file() -> int | None:
-    """The bytes that a file may have which this process writes; None where there is no such limit."""
+    """The most bytes in a file that this process writes; None where there is no such limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -43,17 +43,17 @@ def largest_file() -> int | None:
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused something, with the limit that it has run into and how to raise it.
+    """Why the system refused something, with the limit that was reached and how to raise it.
 
-    The text of an `OSError` tells what failed and not why: a file may be "too large" for a limit of the shell.
+    The text of an `OSError` says what failed and not why: a file may be "too large" for a limit of the shell.
     """
-    said = error.strerror or str(error)
+    message = error.strerror or str(error)
     limit = largest_file() if error.errno == errno.EFBIG else None
     if limit is not None:
-        return f"{said}: files may have {limit:,} bytes here (raise that with `ulimit -f unlimited`)"
+        return f"{message}: files may have {limit:,} bytes here (raise that with `ulimit -f unlimited`)"
     if error.errno == errno.EMFILE:
-        return f"{said} (allow more with `ulimit -n`)"
-    return said
+        return f"{message} (allow more with `ulimit -n`)"
+    return message
 
 
 def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """A path to keep for later: a program may change its folder, as Hydra does. Links are left as they are."""
+    """An absolute path, for later: a program may change its folder, as Hydra does. Links are not resolved."""
     try:
         return Path(path).absolute()
     except OSError:  # the current folder is gone: writing there will raise
@@ -74,7 +74,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def relative_to_cwd(path: Path) -> str:
-    """A path in a sentence: relative if it lies in the current folder.
+    """A path for a message: relative if it lies in the current folder.
 
     >>> relative_to_cwd(Path.cwd() / "runs" / "a")
     'runs/a'
@@ -86,16 +86,15 @@ def relative_to_cwd(path: Path) -> str:
 
 
 class WeakRegistry(Generic[T]):
-    """The living among the objects that were added, such as those to be told of a fork.
+    """The objects that were added and are still alive, such as those to be notified of a fork.
 
     >>> recordings = WeakRegistry()
     >>> recordings.add(recording)
-    >>> [one for one in recordings]
+    >>> list(recordings)
     [<recording>]
 
     A `WeakSet` removes dead objects in a callback written in Python. The garbage collector runs it, and when a signal
-    comes meanwhile, the exception of the program's handler is raised there and lost. This one forgets them when it is
-    added to.
+    comes meanwhile, the exception of the program's handler is raised there and lost. This one drops them in `add`.
     """
 
     def __init__(self) -> None:

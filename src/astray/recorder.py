@@ -1,11 +1,11 @@
-"""Recording, as users hold it: the recorder of `capture`, with `guard=` in the words of `guarding`."""
+"""The public `Recorder`: the recorder of `capture`, whose `guard=` takes the options of `guarding`."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.recorder import BaseRecorder, Opens
+from astray.capture.recorder import BaseRecorder, WriterFactory
 from astray.store import RunWriter
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Recorder(BaseRecorder):
         *,
         overwrite: bool = False,
         guard: GuardSetting | None = None,
-        writer: Opens = RunWriter,
+        writer: WriterFactory = RunWriter,
         **settings: Unpack[RecordingOptions],
     ) -> None:
         watcher = None

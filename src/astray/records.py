@@ -15,14 +15,14 @@ Kind = Literal["module", "function", "op", "parameter", "optimizer", "collective
 Phase = Literal["forward", "backward", "update"]
 Role = Literal["input", "output", "parameter", "gradient", "state"]
 
-NOTHING = "any call"
-"""What a recording has missed that holds nothing at all; beside it stands why."""
+ANY_CALL = "any call"
+"""The `what` of a `MissedTensor` when the recording is empty; its `why` says why."""
 
 ROOT = "<root>"
 """The site of the outermost module itself, whose qualified name is empty."""
 
-STOPPED = "a guard's stop, at a call that had made NaN or infinity"
-"""How a recording has ended whose program was stopped in the middle of a step."""
+STOPPED_BY_GUARD = "a guard's stop, at a call that had made NaN or infinity"
+"""The `ended` of a recording whose program a guard has stopped in the middle of a step."""
 
 SKIPPED_UPDATE = "astray/skipped update"
 """The site of a note that a GradScaler has left an update out, because gradients had overflowed."""
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What one pass over a tensor tells. The six measures are over its finite elements; None when there are none.
+    """Statistics from one pass over a tensor. The six measures are over its finite elements; None if there are none.
 
     `first_bad` is the flat, row-major index of the first element that is NaN or infinite, and `first_bad_value` what it
     is; None when all are finite. Of complex tensors real numbers are counted: 2 × element, + 1 for the imaginary part.
@@ -72,16 +72,16 @@ class Statistics(NamedTuple):
 
     @classmethod
     def of(cls, cells: Mapping[str, Any]) -> Statistics | None:
-        """Those in the cells of a row, where None, NaN in a measure or −1 in a count stand for no value."""
+        """The statistics in the cells of a row, where None, NaN in a measure or −1 in a count stand for no value."""
         if not _is_known(cells["count"]):
             return None
-        found: dict[str, Any] = {name: None if _is_missing(cells[name]) else cells[name] for name in cls._fields[:6]}
-        found |= {name: cells[name] if _is_known(cells[name]) else 0 for name in ("zeros", "nan", "inf", "count")}
-        if _is_known(cells["first_bad"]):  # else nothing is wrong, or it is a run of before there was such a column
+        fields: dict[str, Any] = {name: None if _is_missing(cells[name]) else cells[name] for name in cls._fields[:6]}
+        fields |= {name: cells[name] if _is_known(cells[name]) else 0 for name in ("zeros", "nan", "inf", "count")}
+        if _is_known(cells["first_bad"]):  # else all are finite, or the run is older than this column
             value = cells["first_bad_value"]
-            # One NaN for all: equal tuples are told by their objects where values are not equal to themselves.
-            found |= {"first_bad": cells["first_bad"], "first_bad_value": math.nan if _is_missing(value) else value}
-        return cls(**found)
+            # One NaN object for all: tuples compare a NaN by identity, since it does not equal itself.
+            fields |= {"first_bad": cells["first_bad"], "first_bad_value": math.nan if _is_missing(value) else value}
+        return cls(**fields)
 
 
 def _is_known(count: int | None) -> bool:
@@ -93,7 +93,7 @@ def _is_missing(measure: float | None) -> bool:
 
 
 class Blob(NamedTuple):
-    """Where the bytes of a tensor lie: shard number, offset in that file, length.
+    """Where the bytes of a tensor are stored: shard number, offset in that file, length.
 
     `part` is the text of an `astray.part.Part` when only that slice of the tensor was kept; `sampled` is the number of
     values when only a sample was, of the part or of the whole. Both are None when the blob holds every value.
@@ -129,7 +129,7 @@ class Tensor(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What identifies a tensor across runs. Nothing else does: not time, and no counter over the whole step."""
+    """What identifies a tensor across runs. Nothing else does: neither time nor a counter over the whole step."""
 
     step: int
     micro: int
@@ -151,12 +151,12 @@ class Frame(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """How a function was called, as it stands in the program.
+    """How a call of a function is written in the program.
 
     `operator` is `+`, `+=`, `<` or the like, empty for a call by name. Where one operand is not a tensor, `reflected`
     says that it is the left one; None when that is not known. Of a function that is written in Python, `parameters`
-    are its own, `positional` is how many of them were given by position, and `keywords` were given by name;
-    `parameters` is None when that is not known, and for other functions, whose arguments are seen as they were given.
+    are its own, `positional` is how many of them were passed by position, and `keywords` were passed by name;
+    `parameters` is None when that is not known, and for other functions, whose arguments are seen as they were passed.
     """
 
     operator: str = ""
@@ -168,7 +168,7 @@ class Spelling(NamedTuple):
 
 
 class SpelledFrame(Frame):
-    """A line that knows how it has called the function that is recorded, for formats that tell."""
+    """A frame with the spelling of the recorded call that it makes, for formats that store it."""
 
     spelling: Spelling
 
@@ -180,9 +180,9 @@ class SpelledFrame(Frame):
 
 
 class Setup(NamedTuple):
-    """What something was set to, from a step on: a module, an optimizer's group, torch itself, the environment.
+    """Settings from a step on: of a module, an optimizer's group, torch itself, the environment.
 
-    `subject` says what kind of thing it is and `site` which one; empty where there is only one. `values` are plain:
+    `subject` is the kind of thing and `site` which one; empty where there is only one. `values` are plain:
     numbers, texts, booleans, None, and lists of these. A name that is not among them is as it was before.
     """
 

@@ -1,9 +1,9 @@
-"""Reads JSON and YAML out of files that may say anything: arguments of calls, settings, placements, names.
+"""Reads JSON and YAML from files that may hold anything: arguments of calls, settings, placements, names.
 
-Python reads lists in lists as deep as its stack goes, and whole numbers of thousands of digits. Walking, comparing or
-writing out the first takes more of the stack than reading did; the second do not fit a float, and cannot always be
-written out. In YAML, references (`*name`) let a few lines stand for more than memory holds. None of these is in what
-astray records, so all are refused where the text is read.
+Python reads nested lists as deep as its stack allows, and whole numbers of thousands of digits. Walking, comparing or
+writing the first takes more of the stack than reading did; the second do not fit a float, and cannot always be written.
+In YAML, references (`*name`) let a few lines stand for more than memory holds. None of these occurs in what astray
+records, so all are rejected where the text is read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MOST_DIGITS = 300
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 
 
-def read_plain(text: str) -> Any:
-    """The content of a text of JSON. Raises ValueError where it is not JSON, is nested too deep, or has huge numbers.
+def parse_json(text: str) -> Any:
+    """Parse a JSON text. Raises ValueError where it is not JSON, is nested too deep, or has huge numbers.
 
-    >>> read_plain('{"args": ["<tensor>", 0.5]}')
+    >>> parse_json('{"args": ["<tensor>", 0.5]}')
     {'args': ['<tensor>', 0.5]}
     """
     check_depth(text)
@@ -41,13 +41,13 @@ def read_plain(text: str) -> Any:
 
 
 def check_depth(text: str) -> None:
-    """Raises ValueError where a text of JSON has lists and objects in each other beyond `DEEPEST` levels."""
+    """Raises ValueError where a JSON text nests lists and objects beyond `DEEPEST` levels."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return
     depth = 0
     for token in _TOKEN.finditer(text):
-        sign = token[0]
-        depth += 1 if sign in ("[", "{") else -1 if sign in ("]", "}") else 0
+        bracket = token[0]
+        depth += 1 if bracket in ("[", "{") else -1 if bracket in ("]", "}") else 0
         if depth > DEEPEST:
             raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
@@ -61,33 +61,34 @@ def _whole(digits: str) -> int:
 _DECODER = json.JSONDecoder(parse_int=_whole)
 
 
-MOST = 100_000
+MOST_VALUES = 100_000
 """Values in a YAML file of settings or names, each counted as often as it is referred to."""
 
-_TOO_MANY = f"by its references it stands for more than {MOST:,} values"
+_TOO_MANY = f"by its references it stands for more than {MOST_VALUES:,} values"
 
 
 @functools.cache
 def bounded_loader() -> type[yaml.SafeLoader]:
-    """A safe loader for YAML that does not follow `<<` without end."""
+    """A safe YAML loader with a bound on what `<<` merges."""
     import yaml
 
     class BoundedLoader(yaml.SafeLoader):
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             super().flatten_mapping(node)
-            if len(node.value) > MOST:
+            if len(node.value) > MOST_VALUES:
                 raise ValueError(_TOO_MANY)
 
     return BoundedLoader
 
 
 def check_bounded(content: Any) -> None:
-    """Raises ValueError where what was read has more than `MOST` values, counting what is referred to."""
-    todo, seen = [content], 0
-    while todo:
-        one = todo.pop()
-        inside = [*one, *one.values()] if isinstance(one, dict) else list(one) if isinstance(one, list) else []
-        seen += len(inside)
-        if seen > MOST:
+    """Raises ValueError where what was read has more than `MOST_VALUES` values, counting what is referred to."""
+    stack, count = [content], 0
+    while stack:
+        value = stack.pop()
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        children = items if isinstance(items, list) else []
+        count += len(children)
+        if count > MOST_VALUES:
             raise ValueError(_TOO_MANY)
-        todo += inside
+        stack += children

@@ -1,4 +1,4 @@
-"""Which steps (or ranks) are meant: `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
+"""Selections of steps (or ranks): `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
 
 Used by capture, compare and cli alike.
 """
@@ -50,7 +50,7 @@ class StepSelection:
         return not self.parts or any(step in part for part in self.parts)
 
     def __bool__(self) -> bool:
-        """False when nothing is left out."""
+        """False when every step is selected."""
         return bool(self.parts)
 
     def __str__(self) -> str:

@@ -5,8 +5,8 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[AstrayCallback("runs/a")])
     trainer.train()
 
-Importing this module imports transformers. Nothing else in astray does. A trainer does not tell its callbacks when its
-training ends by an exception, so that end is seen only by a `with`, by the next training, or when the process ends.
+Importing this module imports transformers. Nothing else in astray does. A trainer does not call its callbacks when its
+training ends by an exception, so that end is noticed only by a `with`, by the next training, or when the process ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import TrainerCallback
 
-from astray.capture.settings import RecordingOptions, Settings, placed
+from astray.capture.settings import RecordingOptions, Settings, with_absolute_paths
 from astray.process import absolute
 from astray.recorder import Recorder
 
@@ -70,7 +70,7 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self.recorder: Recorder | None = None  # of the training that goes on, or of the last one
         self._overwrite = overwrite
         self._guard = guard
-        self._settings = placed(settings)
+        self._settings = with_absolute_paths(settings)
         self._trainings = 0
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
@@ -90,7 +90,9 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self.stop()
 
     def stop(self, ended: str = "normally") -> None:
-        """Ends the recording before the training does, or after it has ended by an exception. Twice does no harm."""
+        """Ends the recording before the training does, or after it has ended by an exception. Calling it twice does no
+        harm.
+        """
         if self.recorder is not None:
             self.recorder.stop(ended)
 

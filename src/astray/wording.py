@@ -1,6 +1,6 @@
-"""How counts, sizes, names, and guesses at what was meant, are put into words in every message and report.
+"""How counts, sizes, names and suggestions are worded in every message and report.
 
-`numeral` reads the other way: whole numbers that stand in names, such as the 12 of `h.12` and the 0 of `out.0`.
+`numeral` is for the other direction: whole numbers in names, such as the 12 of `h.12` and the 0 of `out.0`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def sized(nbytes: int) -> str:
-    """A number of bytes that can be read at a glance.
+    """A number of bytes, rounded to be read at a glance.
 
     >>> sized(40), sized(41_200), sized(5_500_000_000)
     ('40 bytes', '41.2 kB', '5.5 GB')
@@ -31,7 +31,7 @@ def sized(nbytes: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A text as a line of a terminal can show it, with an escape for each character that cannot be printed.
+    """A text on one line of a terminal, with an escape for each character that cannot be printed.
 
     Names in a recording may hold anything: a carriage return or an escape sequence in one would write over the
     verdict, a line break would add a line, and marks of writing direction would reorder one.
@@ -41,11 +41,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def as_utf8(text: str) -> bytes:
-    r"""A text as bytes, with an escape for what UTF-8 cannot hold: odd bytes of a file's name, half a pair of JSON's.
+    r"""A text as bytes, with an escape for what UTF-8 cannot hold: stray bytes of a file name, lone surrogates in JSON.
 
     >>> as_utf8("h.0\udcff")
     b'h.0\\udcff'
@@ -54,7 +54,7 @@ def as_utf8(text: str) -> bytes:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The nearest right word as a question to put behind a message, or nothing when none is near.
+    """The nearest known word as a question to append to a message, or an empty text when none is near.
 
     >>> did_you_mean("kepp", ["keep", "steps"])
     " Did you mean 'keep'?"
@@ -64,7 +64,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def two_digits(value: float) -> str:
-    """A number of which only the size matters, to two digits.
+    """A number to two significant digits, where only its size matters.
 
     >>> two_digits(0.00098765), two_digits(0.062), two_digits(0.5), two_digits(12.3), two_digits(1e6), two_digits(0.0)
     ('9.9e-04', '0.062', '0.50', '12.3', '1.0e+06', '0')
@@ -78,16 +78,16 @@ def two_digits(value: float) -> str:
 
 
 MOST_DIGITS = 18
-"""As many digits as a column of 64 bits holds, whatever they are."""
+"""Any number with so many digits fits into 64 bits."""
 
 
 def numeral(text: str, digits: int = MOST_DIGITS) -> int | None:
-    """The number that a text is: of the digits 0 to 9, and of at most so many. None for every other text.
+    """The number that a text consists of: digits 0 to 9, and at most so many. None for every other text.
 
     >>> numeral("12"), numeral("007"), numeral("²"), numeral("9" * 5000), numeral("")
     (12, 7, None, None, None)
 
-    Names come from files that may say anything: characters that only look like digits ("²"), or more digits than Python
-    converts (4,300, beyond which `int` raises).
+    Names come from files that may hold anything: characters that only look like digits ("²"), or more digits than
+    Python converts (4,300, beyond which `int` raises).
     """
     return int(text) if len(text) <= digits and text.isascii() and text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Settings in files: three formats, one meaning; wrong files in words; edits while the program runs."""
+"""Settings in files: three formats with one meaning; errors for wrong files; edits while the program runs."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_yaml_numbers_are_those_that_people_mean(text: str, value: object, tmp_p
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.yaml", "kepp: stats", "In {path}: kepp='stats' is no setting. Did you mean 'keep'?"),
-        ("a.yaml", "1: stats", "In {path}: 1='stats' is no setting. The settings are level, "),
+        ("a.yaml", "kepp: stats", "In {path}: kepp='stats' is not a setting. Did you mean 'keep'?"),
+        ("a.yaml", "1: stats", "In {path}: 1='stats' is not a setting. The settings are level, "),
         ("a.yaml", "keep: stat", "In {path}: keep='stat' is not known."),
         ("a.toml", "samples = 2024-01-02", "In {path}: samples=datetime.date(2024, 1, 2) is not a whole number"),
-        ("a.yaml", "keep: {a: 1}", "In {path}: keep={{'a': 1}} is no word."),
+        ("a.yaml", "keep: {a: 1}", "In {path}: keep={{'a': 1}} is not a word."),
         ("a.yaml", "- keep", "In {path}: it holds ['keep']. Settings are written by name, such as `keep: stats`."),
         ("a.json", "3", "In {path}: it holds 3."),
         ("a.yaml", "config: b.yaml", "In {path}: config='b.yaml' names another file."),

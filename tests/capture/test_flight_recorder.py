@@ -63,7 +63,7 @@ def test_a_dump_compares_as_identical_with_an_ordinary_recording(
     model, cockpit = build(), Cockpit(remember=3, on_step=look)
     with Recorder(tmp_path / "unused", model, writer=cockpit, keep=keep, **SETTINGS) as recorder:
         train(recorder, model)
-        assert cockpit.flight.watch.wait_until_seen(4, 60)
+        assert cockpit.flight.listener.wait_until_shown(4, 60)
         dump = cockpit.flight.dump(tmp_path / "dump", "five steps are done")
     assert hooks_of(model) == 0
     assert not (tmp_path / "unused").exists()
@@ -102,7 +102,7 @@ def test_a_nan_is_seen_when_its_step_is_over(tmp_path: Path) -> None:
                 model[2].weight.data[0] = torch.nan
             model(torch.randn(4, 6))
             recorder.step()
-            assert cockpit.flight.watch.wait_until_seen(step, 60)
+            assert cockpit.flight.listener.wait_until_shown(step, 60)
             if bad:
                 break
     assert bad == [(1, ["2", "3", "<root>"])]

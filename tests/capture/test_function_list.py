@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from astray.capture.function_list import KINDS, FunctionList, place
+from astray.capture.function_list import KINDS, FunctionList, categorise
 from astray.errors import RecordError
 
 
@@ -121,7 +121,7 @@ def test_others_are_not_meant(entry: str, name: str) -> None:
     ],
 )
 def test_the_full_name_tells_the_category(full: str, found: tuple[str, str]) -> None:
-    assert place(full) == found
+    assert categorise(full) == found
 
 
 def test_a_list_in_a_file(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_nothing_listed_is_no_list(given: Any) -> None:
 )
 def test_it_is_written_down_and_read_again(given: Any) -> None:
     listed = parse(given)
-    assert parse(listed.as_given()) == listed
+    assert parse(listed.as_dict()) == listed
     assert parse(listed) is listed
-    assert hash(parse(listed.as_given())) == hash(listed)
+    assert hash(parse(listed.as_dict())) == hash(listed)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_two_names_of_one_category_are_one_list() -> None:
         ({"functinal": ["gelu"]}, "Did you mean 'functional'?"),
         ({"tensors": ["add"]}, "Did you mean 'tensor'?"),
         ({3: ["add"]}, "functions has a category 3, which is not known."),
-        ({"torch": {"add": 1}}, "functions has {'add': 1} under 'torch', which is no list of names."),
-        ({"torch": [1]}, "functions has [1] under 'torch', which is no list of names."),
+        ({"torch": {"add": 1}}, "functions has {'add': 1} under 'torch', which is not a list of names."),
+        ({"torch": [1]}, "functions has [1] under 'torch', which is not a list of names."),
         ({"functional": ["torch.add"]}, "functions has 'torch.add' under 'functional', but that is one of 'torch'."),
-        ([None], "functions has [None] under 'any', which is no list of names."),
-        (3, "functions=3 is no list. Give the path of a YAML file, "),
+        ([None], "functions has [None] under 'any', which is not a list of names."),
+        (3, "functions=3 is not a list. Give the path of a YAML file, "),
         ("softmax,linear", "functions='softmax,linear': softmax,linear has the ending ''."),
         ("nowhere.yaml", "functions='nowhere.yaml': There is no file nowhere.yaml. Give the path of a YAML file, "),
     ],
@@ -192,7 +192,7 @@ def test_an_error_in_a_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=f"^In {re.escape(str(path))}: functions has a category 'tensors'"):
         FunctionList.parse(path)
     path.write_text("list.yaml")
-    with pytest.raises(RecordError, match=re.escape(f"In {path}: it holds 'list.yaml', which is no list.")):
+    with pytest.raises(RecordError, match=re.escape(f"In {path}: it holds 'list.yaml', which is not a list.")):
         FunctionList.parse(path)
     path.write_text("tensor: [add")
     with pytest.raises(RecordError, match=re.escape(f"{path} is not valid YAML: ")):

@@ -1,4 +1,4 @@
-"""Cells of notebooks: calls are placed in the cell as its user sees it, and not in a file that nobody knows."""
+"""Notebooks: the stack of a call names the cell as the user sees it, and not its temporary file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user holds: save, pause, forward_end, settings that change while the program runs, and selections."""
+"""`Recorder`: save, pause, forward_end, settings that change while the program runs, and selections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sites are wanted, what lies between two sites, and where the limits are."""
+"""`RecordingSelection`, `Scope` and `Quota`: the selected sites, the calls between two sites, and the limits."""
 
 from __future__ import annotations
 

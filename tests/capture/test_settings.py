@@ -1,4 +1,4 @@
-"""One schema: what a user may write, what it becomes, and how wrong words are answered."""
+"""The schema of settings: what a user may write, the checked value, and the errors for wrong values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_given_becomes_values() -> None:
     assert settings.phases == {"backward"}
     assert settings.roles == {"input", "output"}
     assert settings.functions is not None
-    assert settings.functions.as_given() == {"functional": ["*"], "aten": ["mm"]}
+    assert settings.functions.as_dict() == {"functional": ["*"], "aten": ["mm"]}
     assert settings.max_tensors == 1000
     assert settings.max_bytes == 1_500_000_000
     assert settings.queue_bytes == 2_097_152
@@ -97,29 +97,29 @@ def test_sizes(written: Any, size: int) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"kepp": "stats"}, "kepp='stats' is no setting. Did you mean 'keep'?"),
-        ({"rank": 0}, "rank=0 is no setting. Did you mean 'ranks'?"),
-        ({"zzz": 1}, "zzz=1 is no setting. The settings are level, keep, "),
+        ({"kepp": "stats"}, "kepp='stats' is not a setting. Did you mean 'keep'?"),
+        ({"rank": 0}, "rank=0 is not a setting. Did you mean 'ranks'?"),
+        ({"zzz": 1}, "zzz=1 is not a setting. The settings are level, keep, "),
         ({"keep": "stat"}, "keep='stat' is not known. It can be 'stats', 'fingerprint', 'sample', 'tensors', or "
          "several of them. Did you mean 'stats'?"),
         ({"level": "functions"}, "Did you mean 'function'?"),
-        ({"level": 1}, "level=1 is no word. It can be 'module', 'function', 'op', or several of them."),
+        ({"level": 1}, "level=1 is not a word. It can be 'module', 'function', 'op', or several of them."),
         ({"keep": []}, "keep is empty. It can be 'stats',"),
         ({"phases": ["forward", "backwards"]}, "phases='backwards' is not known. It can be 'forward', 'backward', "
          "'update', or several of them. Did you mean 'backward'?"),
         ({"roles": "inputs"}, "Did you mean 'input'?"),
         ({"optimizer": "weights"}, "Did you mean 'weight'?"),
-        ({"optimizer": True}, "optimizer=True is no word."),
-        ({"perturb": -1}, "perturb=-1 is no seed. It is True, or a whole number from 0 to 4,294,967,295."),
-        ({"perturb": "yes"}, "perturb='yes' is no seed."),
+        ({"optimizer": True}, "optimizer=True is not a word."),
+        ({"perturb": -1}, "perturb=-1 is not a seed. It is True, or a whole number from 0 to 4,294,967,295."),
+        ({"perturb": "yes"}, "perturb='yes' is not a seed."),
         ({"steps": "3:1"}, "steps='3:1' selects no step. Write begin:end"),
         ({"steps": True}, "steps=True is not a selection of steps."),
         ({"ranks": "a"}, "ranks='a' is not a selection of ranks."),
         ({"ranks": [-1]}, "ranks=[-1] selects no rank."),
         ({"match": "h.(0"}, "match='h.(0' is not a regular expression: missing ), unterminated subpattern"),
-        ({"ignore": 3}, "ignore=3 is no regular expression"),
-        ({"match": [["a"]]}, "match=[['a']] is no regular expression"),
-        ({"classes": [1]}, "classes=[1] is no name"),
+        ({"ignore": 3}, "ignore=3 is neither a regular expression"),
+        ({"match": [["a"]]}, "match=[['a']] is neither a regular expression"),
+        ({"classes": [1]}, "classes=[1] is neither a name nor a list"),
         ({"scope": "h.0"}, "scope='h.0' is not two sites."),
         ({"scope": ["h.0"]}, "scope=['h.0'] is not two sites."),
         ({"samples": 0}, "samples=0 is not a whole number of at least 1."),
@@ -140,7 +140,7 @@ def test_sizes(written: Any, size: int) -> None:
         ({"queue_bytes": "1 kB"}, "queue_bytes='1 kB' is not a size of at least 1,048,576 bytes."),
         ({"slice": "a"}, "slice='a' is not a part of a tensor"),
         ({"slice": {"a": 1}}, "slice={'a': 1} is not a part of a tensor"),
-        ({"functions": 3}, "functions=3 is no list."),
+        ({"functions": 3}, "functions=3 is not a list."),
         ({"config": "nowhere.yaml"}, "There is no file nowhere.yaml."),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Taking nested values apart."""
+"""Nested arguments and results are flattened into tensors with paths, and a skeleton of the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from astray.capture.structure import MOST_TENSORS, Flattener, Objects
+from astray.capture.structure import MOST_TENSORS, Flattener, ObjectFlattener
 
 FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
 
@@ -111,8 +111,8 @@ class Cache:
         self.offloading = False
 
 
-def objects() -> Objects:
-    return Objects(lambda value: isinstance(value, complex))
+def objects() -> ObjectFlattener:
+    return ObjectFlattener(lambda value: isinstance(value, complex))
 
 
 def test_an_object_is_taken_apart_and_none_of_its_code_runs() -> None:
@@ -156,7 +156,7 @@ def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
     cache: Any = Cache()
     cache.layers = [one]
     step = 0
-    flat = Flattener(torch.is_tensor, Objects(epoch=lambda: (step, 0)))
+    flat = Flattener(torch.is_tensor, ObjectFlattener(epoch=lambda: (step, 0)))
 
     def told() -> list[str]:
         return [path for path, _ in flat.arguments((cache,), {})[0]]
@@ -179,7 +179,7 @@ def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
 
 
 def test_what_was_told_may_go() -> None:
-    known = Objects(epoch=lambda: 0)
+    known = ObjectFlattener(epoch=lambda: 0)
     cache: Any = Cache()
     for _ in range(5_000):  # more than are remembered
         cache.layers = [torch.zeros(1)]

@@ -124,11 +124,11 @@ def test_names_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_files_and_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(RunError, match=r"notes\.txt is no checkpoint: it begins neither like safetensors"):
+    with pytest.raises(RunError, match=r"notes\.txt is not a checkpoint: it begins neither like safetensors"):
         astray.open(tmp_path / "notes.txt")
     for name in ("x.safetensors", "y.safetensors"):
         save_file({"t": torch.ones(1)}, tmp_path / name)
-    with pytest.raises(RunError, match=r"is no run: .* If it is a checkpoint, give the file: .*x\.safetensors"):
+    with pytest.raises(RunError, match=r"is not a run: .* If it is a checkpoint, give the file: .*x\.safetensors"):
         astray.open(tmp_path)
     assert isinstance(astray.open(tmp_path / "x.safetensors"), CheckpointData)
 

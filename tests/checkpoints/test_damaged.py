@@ -55,16 +55,16 @@ def entry(**changed: Any) -> dict[str, Any]:
         (entry(data_offsets=[0.0, 8.0]), "it does not say where 'a' lies"),
         (entry(data_offsets=[False, 8]), "it does not say where 'a' lies"),
         (entry(data_offsets="0:8"), "it does not say where 'a' lies"),
-        (entry(shape=[-2]), "'a' has a shape that is none"),
-        (entry(shape=[1 << 62, 1 << 62]), "'a' has a shape that is none"),
-        (entry(shape=[2] + [1] * 70), "'a' has a shape that is none"),
-        (entry(shape="2"), "'a' has a shape that is none"),
+        (entry(shape=[-2]), "'a' has an impossible shape"),
+        (entry(shape=[1 << 62, 1 << 62]), "'a' has an impossible shape"),
+        (entry(shape=[2] + [1] * 70), "'a' has an impossible shape"),
+        (entry(shape="2"), "'a' has an impossible shape"),
         (entry(shape=[1 << 40]), "which takes 4,398,046,511,104 bytes, and it has 8"),
         ({"a": 3}, "it does not say where 'a' lies"),
         ({"__metadata__": []}, "it holds no tensors"),
         (PLAIN | {"b": PLAIN["a"]}, "'b' begins inside of another tensor"),
         (b'{"a": 1, "a": 2}', "'a' is in it twice"),
-        (b"[1, 2]", "no checkpoint: it begins neither like safetensors"),
+        (b"[1, 2]", "not a checkpoint: it begins neither like safetensors"),
         (b'{"a"', "The header of"),
         (b"{" + b'"a":{' * 100_000, "The header of"),
         (b'{"\xff": 1}', "The header of"),
@@ -109,7 +109,7 @@ def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
         (b"GGUF\x03\0\0\0", "is a GGUF file, which astray does not read"),
         (b"\x93NUMPY\x01\x00", "is a numpy array"),
         (b"\x1f\x8b\x08", "is compressed by gzip. Unpack it first."),
-        (b"hello, world", "is no checkpoint: it begins neither like safetensors nor like a file of torch.save."),
+        (b"hello, world", "is not a checkpoint: it begins neither like safetensors nor like a file of torch.save."),
     ],
 )
 def test_other_files(tmp_path: Path, content: bytes, why: str) -> None:
@@ -119,7 +119,7 @@ def test_other_files(tmp_path: Path, content: bytes, why: str) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    assert refused(tmp_path / "pipe.pt").endswith("pipe.pt is no plain file, so it is not read.")
+    assert refused(tmp_path / "pipe.pt").endswith("pipe.pt is not a plain file, so it is not read.")
     assert refused(tmp_path / "none.pt").endswith("none.pt does not exist.")
     (tmp_path / "loop.pt").symlink_to("loop.pt")
     assert "loop.pt" in refused(tmp_path / "loop.pt")
@@ -306,10 +306,10 @@ def view(*args: Any, count: Any = 8, cls: Any = torch.FloatStorage, key: str = "
         (b"\x80\x02}r\xff\xff\xff\xff.", "has no tensors"),  # a memory of four billion entries, if it were a list
         (b"\x80\x02I1\n.", "is b'I', which is not read here"),
         (b"\x80\x02" + b")" + b"\x85" * 20_000 + b"}" + b"N.", "has no tensors"),
-        (b"\x80\x02}" + b")" + b"\x85" * 20_000 + b"Ns.", "a key is no key"),
+        (b"\x80\x02}" + b")" + b"\x85" * 20_000 + b"Ns.", "a key is nested too deep or too long"),
         (b"\x80\x02" + b")" + b"\x85" * 20_000 + b")R.", "something: it needs code"),  # a name without end
         (b"\x80\x02" + b")" + b")R" * 20_000 + b".", "something: it needs code"),
-        (b"\x80\x02}\x8b\x00\x00\x01\x00" + b"\x77" * 65536 + b"Ns.", "a key is a number without end"),
+        (b"\x80\x02}\x8b\x00\x00\x01\x00" + b"\x77" * 65536 + b"Ns.", "a key is too large a number"),
         (b"\x80\x02}K\x01C\x041\x1b[2s.", "has no tensors"),
         (b"\x80\x02cm\x1b[2J\nred\n)R.", "m\\x1b[2J.red: it needs code"),
         (b"\x80\x02" + b"]" * 200 + b"a" * 199 + b".", "has more than 100 containers in each other"),
@@ -371,7 +371,7 @@ def test_an_index_that_names_what_no_file_is_called(sharded: Path, name: str) ->
 )
 def test_an_index_that_is_none(sharded: Path, content: bytes) -> None:
     (sharded / "model.safetensors.index.json").write_bytes(content)
-    assert "is no index: it has no whole weight_map" in refused(sharded)
+    assert "is not an index: it has no whole weight_map" in refused(sharded)
 
 
 def test_shards_that_are_not_there_or_not_of_one_checkpoint(sharded: Path) -> None:
@@ -542,4 +542,4 @@ def test_a_tensor_without_elements_of_a_shape_that_none_has(tmp_path: Path, shap
     header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "has a shape that is none" in refused(path)
+    assert "has an impossible shape" in refused(path)

@@ -20,7 +20,7 @@ import pytest
 
 from astray import checkpoints
 from astray.checkpoints import distributed, pickles, torch_objects
-from astray.checkpoints.distributed import Chunk
+from astray.checkpoints.distributed import TensorChunk
 from astray.checkpoints.torch_files import ByteRange
 from astray.errors import CheckpointError
 
@@ -33,7 +33,7 @@ def _bounded_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError(f"more than {SECONDS} s of computing")
 
     monkeypatch.setattr(torch_objects, "MOST_ENTRIES", 100_000)
-    monkeypatch.setattr(torch_objects, "MOST_LOOKED_AT", 1_000_000)
+    monkeypatch.setattr(torch_objects, "MOST_VISITED", 1_000_000)
     before = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     yield
@@ -131,7 +131,7 @@ def test_sizes_without_end_seen_often(tmp_path: Path) -> None:
 def test_keys_that_share_a_hash(tmp_path: Path) -> None:
     largest = (1 << 61) - 1  # of which all multiples have the hash 0
     numbers = b"".join(pickle.dumps(n * largest, 2)[2:-1] + b"N" for n in range(1, 200_000))
-    assert "a key is a number without end" in why(saved(tmp_path / "a.pt", b"\x80\x02}(" + numbers + b"u."))
+    assert "a key is too large a number" in why(saved(tmp_path / "a.pt", b"\x80\x02}(" + numbers + b"u."))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_keys_that_share_a_hash(tmp_path: Path) -> None:
     [
         (b"]" * 2000, "MOST_OBJECTS", "it makes more than 1,000 objects"),
         (b"(" + b"K\x01\x85" * 2000, "MOST_OBJECTS", "it makes more than 1,000 objects"),
-        (b"N" + b"\x94" * 2000, "MOST_REMEMBERED", "it numbers more than 1,000 things"),
+        (b"N" + b"\x94" * 2000, "MOST_MEMOISED", "it numbers more than 1,000 things"),
     ],
 )
 def test_memory_is_bounded(
@@ -178,16 +178,16 @@ def test_a_compressed_zip_is_not_unpacked(tmp_path: Path) -> None:
 
 def test_parts_of_a_tensor_that_are_too_many_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "MOST_COMPARED", 1_000_000)
-    parts = [Chunk((0, n), (1, 1), Path("f"), ByteRange(n, 1)) for n in range(20_000)]
+    parts = [TensorChunk((0, n), (1, 1), Path("f"), ByteRange(n, 1)) for n in range(20_000)]
     with pytest.raises(ValueError, match="too many parts"):
         distributed._cover((1, 20_000), parts)
 
 
-def test_little_files_that_lie_over_each_other() -> None:
-    chunk = Chunk((), (), Path("d/f"), ByteRange(1, 9))
-    distributed._check_apart({(f"{n}", None): chunk for n in range(10)})
+def test_embedded_files_that_overlap_many_times_are_refused() -> None:
+    chunk = TensorChunk((), (), Path("d/f"), ByteRange(1, 9))
+    distributed._check_overlap({(f"{n}", None): chunk for n in range(10)})
     with pytest.raises(CheckpointError, match="9,000 bytes of tensors lie in the first 10 of d/f, over each other"):
-        distributed._check_apart({(f"{n}", None): chunk for n in range(1000)})
+        distributed._check_overlap({(f"{n}", None): chunk for n in range(1000)})
 
 
 def test_a_whole_checkpoint_is_read_as_before(tmp_path: Path) -> None:

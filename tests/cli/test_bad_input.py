@@ -1,4 +1,4 @@
-"""`astray compare` of what is no run, or not a whole one: one sentence each, and the documented exit code."""
+"""`astray compare` of what is not a run, or not a whole one: one sentence each, and the documented exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from astray.store import RunInfo, RunWriter
 def write(path: Path, steps: int = 6) -> None:
     """A run of two ranks that writes a batch for every step."""
     for rank in (0, 1):
-        with RunWriter(path, rank, info=RunInfo.here(world_size=2)) as writer:
+        with RunWriter(path, rank, info=RunInfo.of_process(world_size=2)) as writer:
             for step in range(steps):
                 writer.call(Call(step, step, 0, "module", "fc", "Linear", 0, "forward"))
                 found = measure(Strided.from_numpy(np.full(4, step + 1, np.float32)))
@@ -30,7 +30,7 @@ def write(path: Path, steps: int = 6) -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write(folder / "a")
-    with RunWriter(folder / "empty", info=RunInfo.here()):
+    with RunWriter(folder / "empty", info=RunInfo.of_process()):
         pass
     return folder
 
@@ -57,11 +57,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_no_run(home, capsys):
     (home / "other").mkdir()
     assert refused(capsys, "a", "other") == (
-        "other is no run: it is empty. Record one with astray.record or `astray run`."
+        "other is not a run: it is empty. Record one with astray.record or `astray run`."
     )
     (home / "other" / "notes.txt").touch()
     assert refused(capsys, "a", "other") == (
-        "other is no run: it holds notes.txt. Record one with astray.record or `astray run`."
+        "other is not a run: it holds notes.txt. Record one with astray.record or `astray run`."
     )
     assert refused(capsys, "nowhere", "b") == "nowhere does not exist. Runs in .: a, b, empty."
     assert refused(capsys, "a", "b/run.json") == (

@@ -20,7 +20,7 @@ from astray.store import RunInfo, RunWriter
 
 def write(path: Path, factor: float) -> str:
     """A run of three layers, all of which but the first are off by the factor."""
-    with RunWriter(path, info=RunInfo.here()) as writer:
+    with RunWriter(path, info=RunInfo.of_process()) as writer:
         for number, site in enumerate(("a", "b", "c")):
             array = np.ones((2, 4), np.float32) * np.float32(factor ** min(number, 1) * (1 + number))
             memory = Strided.from_numpy(array)

@@ -23,7 +23,7 @@ OURS = re.compile(r"\x1b\[(?:0|1|2|3[123](?:;1)?)m")
 
 def record(path: Path, factor: float = 1.0, spoilt: bool = False, suffix: str = "") -> str:
     """A run of two steps and two ranks in which every text is evil."""
-    info = RunInfo.here(
+    info = RunInfo.of_process(
         framework=EVIL, versions={EVIL: EVIL}, command=[EVIL], devices=[EVIL], world_size=2, settings={EVIL: EVIL}
     )
     for rank in range(2):

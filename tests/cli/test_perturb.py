@@ -75,7 +75,8 @@ def test_a_wrong_seed_is_answered_before_the_script_runs(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text("raise SystemExit(7)")
     done = astray_command(tmp_path, "run", "-o", "run", "--perturb=-3", "train.py")
     assert done.returncode == 2
-    assert done.stderr == "astray run: perturb=-3 is no seed. It is True, or a whole number from 0 to 4,294,967,295.\n"
+    expected = "astray run: perturb=-3 is not a seed. It is True, or a whole number from 0 to 4,294,967,295.\n"
+    assert done.stderr == expected
 
 
 @pytest.mark.slow

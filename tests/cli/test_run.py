@@ -180,7 +180,7 @@ def test_a_wrong_option_gets_a_sentence_before_the_script_is_started(
         (("-o", new, "--max-bytes", "2 XB", script), "max_bytes='2 XB' is not a size"),
         (("-o", new, "--phases", "backwards", script), "Did you mean 'backward'?"),
         (("-o", new, "--functions", "no.yaml", script), "There is no file no.yaml"),
-        (("-o", new, "--config", config, script), "a.yaml: kepp='stats' is no setting"),
+        (("-o", new, "--config", config, script), "a.yaml: kepp='stats' is not a setting"),
         (("-o", new, "-m", "no.such.module"), "There is no module no.such.module"),
     ]:
         assert main(["run", *words]) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import astray
-from astray.capture.children import VARIABLE, ChildProcesses, reach
+from astray.capture.children import VARIABLE, ChildProcesses, prepare_child
 from astray.cli import main
 from astray.guarding.recording_guard import RecordingGuard
 
@@ -188,7 +188,7 @@ def test_a_child_that_is_no_rank_is_told_of(tmp_path: Path) -> None:
     assert done.returncode == 0
     told = done.stderr.splitlines()
     assert told[-2].startswith("astray: process ")
-    assert told[-2].endswith(" called modules and was not recorded: it is no rank of torch.distributed.")
+    assert told[-2].endswith(" called modules and was not recorded: it is not a rank of torch.distributed.")
     assert told[-1] == "astray: nothing was recorded in run: the modules were called in child processes"
     assert not (tmp_path / "run.ranks").exists()
     assert list(astray.open(tmp_path / "run").ranks) == [0]
@@ -278,14 +278,14 @@ def test_nothing_is_left_in_the_environment(
 
 
 def test_a_word_that_cannot_be_read_is_no_failure_of_the_child(capsys: pytest.CaptureFixture[str]) -> None:
-    reach({VARIABLE: "{"}, RecordingGuard)
+    prepare_child({VARIABLE: "{"}, RecordingGuard)
     assert "astray: this process is not recorded (JSONDecodeError" in capsys.readouterr().err
 
 
 def test_notes_that_were_cut_are_passed_over(tmp_path: Path) -> None:
     children = ChildProcesses(tmp_path / "run", {}, None, tmp_path)
-    children.place.mkdir()
-    (children.place / "process-1.json").write_text('[1, "')
+    children.folder.mkdir()
+    (children.folder / "process-1.json").write_text('[1, "')
     assert children.notes() == []
 
 

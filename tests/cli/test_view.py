@@ -21,7 +21,7 @@ from astray.web import index
 
 
 def write(path: Path, factor: float) -> str:
-    with RunWriter(path, info=RunInfo.here()) as writer:
+    with RunWriter(path, info=RunInfo.of_process()) as writer:
         for number, site in enumerate(("a", "b")):
             array = np.ones((2, 4), np.float32) * np.float32(factor**number)
             memory = Strided.from_numpy(array)

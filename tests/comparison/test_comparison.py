@@ -173,7 +173,7 @@ def test_progress_counts_the_pairs_whose_values_are_read(runs):
 
 def test_runs_on_disk(tmp_path):
     def write(name: str, factor: float) -> str:
-        with RunWriter(tmp_path / name, info=RunInfo.here()) as writer:
+        with RunWriter(tmp_path / name, info=RunInfo.of_process()) as writer:
             for step in range(2):
                 writer.call(Call(step, step, 0, "module", "fc", "Linear", 0, "forward"))
                 values = ONES * np.float32(1 + step * factor)

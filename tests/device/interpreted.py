@@ -40,14 +40,14 @@ class Machine(ABC):
 
     @abstractmethod
     def measure(self, memory: np.ndarray, parts: list[Part]) -> np.ndarray:
-        """The settled rows of tensors in `memory`, bytes of which the first is aligned to 16."""
+        """The merged rows of tensors in `memory`, bytes of which the first is aligned to 16."""
 
     @abstractmethod
     def measure_together(self, memory: np.ndarray, dtype: str, tensors: list[tuple[int, int]], more: Any) -> np.ndarray:
         """The same for tensors of one dtype, each given by where it starts and its size, by one launch."""
 
     @abstractmethod
-    def settle(self, partials: list[np.ndarray]) -> np.ndarray:
+    def merge_rows(self, partials: list[np.ndarray]) -> np.ndarray:
         """The rows that partial rows, an array (WIDTH, programs) for each tensor, are merged into."""
 
 
@@ -77,7 +77,7 @@ class Buffers(NamedTuple):
         return cls(*(np.full(shape, -1) for shape in shapes), listed)
 
     def rows(self, tensors: int, *, measured: bool) -> np.ndarray:
-        assert (self.results[:, tensors:] == -1).all(), "settled beyond the slots"
+        assert (self.results[:, tensors:] == -1).all(), "merged beyond the slots"
         assert (self.table[tensors:] == -1).all(), "wrote beyond its slot"
         assert not measured or (self.partials[:, [0, -2, -1]] == -1).all(), "wrote beyond its partial rows"
         return self.results[:, :tensors].copy()
@@ -99,8 +99,8 @@ class Interpreter(Machine):
     def measure_together(self, memory: np.ndarray, dtype: str, tensors: list[tuple[int, int]], more: Any) -> np.ndarray:
         return self._ask("measure_together", memory, dtype, tensors, more)
 
-    def settle(self, partials: list[np.ndarray]) -> np.ndarray:
-        return self._ask("settle", partials)
+    def merge_rows(self, partials: list[np.ndarray]) -> np.ndarray:
+        return self._ask("merge_rows", partials)
 
     def _ask(self, *request: Any) -> np.ndarray:
         pickle.dump(request, self._requests)
@@ -135,8 +135,8 @@ class Card(Machine):
         there = torch.from_numpy(memory.copy()).cuda()
         return _measure_together(self, there.data_ptr(), dtype, tensors, more)
 
-    def settle(self, partials: list[np.ndarray]) -> np.ndarray:
-        return _settle(self, partials)
+    def merge_rows(self, partials: list[np.ndarray]) -> np.ndarray:
+        return _merge_rows(self, partials)
 
     def launch(self, buffers: Buffers, launches: Iterator[tuple[Any, int, tuple[int, ...]]]) -> None:
         import torch
@@ -179,7 +179,7 @@ def _measure_together(
 ) -> np.ndarray:
     from astray.device import layout
 
-    plan = layout.many([(memory + start, count) for start, count in tensors], dtype, **more)
+    plan = layout.plan_many([(memory + start, count) for start, count in tensors], dtype, **more)
     buffers = Buffers.of(plan.programs, len(tensors), plan.words)
     places = address(buffers.partials), buffers.partials.shape[1], 1, address(buffers.table), 0, len(tensors)
     launches = [(plan.source, plan.programs, (address(plan.words), *places)), _settling(buffers, len(tensors))]
@@ -187,7 +187,7 @@ def _measure_together(
     return buffers.rows(len(tensors), measured=True)
 
 
-def _settle(machine: Any, partials: list[np.ndarray]) -> np.ndarray:
+def _merge_rows(machine: Any, partials: list[np.ndarray]) -> np.ndarray:
     buffers = Buffers.of(sum(each.shape[1] for each in partials), len(partials))
     first = 1
     for slot, each in enumerate(partials):
@@ -204,7 +204,7 @@ def _settling(buffers: Buffers, tensors: int) -> tuple[Any, int, tuple[int, ...]
 
     partials, table, results, _ = buffers
     places = address(partials), partials.shape[1], address(table), address(results), results.shape[1]
-    return triton_kernels.SETTLE, tensors, places
+    return triton_kernels.MERGE_ROWS, tensors, places
 
 
 # --- in the child ---
@@ -267,8 +267,8 @@ def _mend() -> None:
 def _answer(what: str, *request: Any) -> object:
     try:
         with np.errstate(all="ignore"):
-            if what == "settle":
-                return _settle(_Here(), *request)
+            if what == "merge_rows":
+                return _merge_rows(_Here(), *request)
             memory, *rest = request
             here = aligned(memory.size)
             here[:] = memory

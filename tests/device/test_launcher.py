@@ -120,12 +120,12 @@ def test_loading_leaves_the_capture_mode_as_it_was(driver: Driver) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Elsewhere the driver has another name.")
-def test_a_thread_relaxes_though_nothing_has_been_loaded_yet(library: Path, tmp_path: Path) -> None:
+def test_a_thread_relaxes_its_capture_mode_though_nothing_has_been_loaded_yet(library: Path, tmp_path: Path) -> None:
     shutil.copy(library, tmp_path / "libcuda.so.1")
     program = """if True:
         import ctypes
-        from astray.device.launcher import relax
-        relax()
+        from astray.device.launcher import relax_capture
+        relax_capture()
         print(ctypes.c_int.in_dll(ctypes.CDLL("libcuda.so.1"), "mode").value)
         """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
@@ -134,7 +134,7 @@ def test_a_thread_relaxes_though_nothing_has_been_loaded_yet(library: Path, tmp_
 
 
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024, []), (48 * 1024 + 1, ["attribute 8 of 8 = 49153"])])
-def test_much_shared_memory_is_asked_for(driver: Driver, shared: int, asks: list[str]) -> None:
+def test_much_shared_memory_is_requested(driver: Driver, shared: int, asks: list[str]) -> None:
     loaded(shared=shared)
     assert [call for call in driver.calls() if call.startswith("attribute")] == asks
 
@@ -210,12 +210,12 @@ def test_grids_that_cannot_be(driver: Driver, programs: int, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"status": 1}, {"status": 2}, {"capture_answer": 906}], ids=["active", "invalidated", "null stream"]
+    "state", [{"status": 1}, {"status": 2}, {"capture_answer": 906}], ids=["active", "invalidated", "null stream"]
 )
-def test_nothing_is_launched_into_a_capture(driver: Driver, told: dict[str, int]) -> None:
+def test_nothing_is_launched_into_a_capture(driver: Driver, state: dict[str, int]) -> None:
     kernel = loaded()
     driver.calls()
-    driver.set(**told)
+    driver.set(**state)
     assert kernel.launch(1, 0, 1, 2) == CAPTURING
     assert driver.calls() == []
     assert kernel.explain(CAPTURING) == "not launched: the stream is being captured into a CUDA graph"
@@ -446,7 +446,7 @@ def test_tritons_launcher_serves_where_the_native_one_is_missing(hopper: Driver,
     assert isinstance(launcher.kernel(SCALE, 0), Stand)
 
 
-def test_tritons_launcher_serves_when_it_is_asked_for_or_loading_fails(hopper: Driver, monkeypatch: Any) -> None:
+def test_tritons_launcher_is_used_on_request_or_when_loading_fails(hopper: Driver, monkeypatch: Any) -> None:
     monkeypatch.setattr(launcher, "TritonKernel", Stand)
     hopper.fail("cuModuleLoadData")
     assert isinstance(launcher.kernel(SCALE, 0), Stand)
@@ -487,7 +487,7 @@ def test_a_signature_has_the_functions_order_and_all_of_it(signature: dict[str, 
         launcher.compile_for(SCALE._replace(signature=signature), HOPPER)
 
 
-def test_an_interpreted_function_is_no_kernel() -> None:
+def test_an_interpreted_function_is_not_a_kernel() -> None:
     with pytest.raises(TypeError, match="is TRITON_INTERPRET set"):
         launcher.compile_for(SCALE._replace(function=lambda x: x), HOPPER)
 

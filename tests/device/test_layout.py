@@ -1,4 +1,4 @@
-"""Plans walked in plain Python: every element is read once, where it lies, with its logical index."""
+"""Plans walked in plain Python: every element is read once, at its address, with its logical index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel that gives the moments of many tensors at once: by Triton's interpreter, and on a GPU."""
+"""The kernel that computes the moments of many tensors at once: by Triton's interpreter, and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ring and the native taker count together: natively and in Python alike."""
+"""What a measurer and the native taker count together: natively and in Python alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astray.device.cuda_ring import PythonSlots, Slots
+from astray.device.cuda_measurer import PythonSlots, Slots
 
 KINDS = [PythonSlots, pytest.param(Slots, marks=pytest.mark.skipif(Slots is PythonSlots, reason="It was not built."))]
 

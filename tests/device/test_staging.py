@@ -28,28 +28,28 @@ class Delayed(SynchronousDevice):
         super().__init__(CPU)
         self.stream = "main"
         self.made: list[int] = []
-        self.is_capturing = False
+        self.captures = False
         self.failure: str | None = None
         self._happening = threading.Lock()
 
-    def capturing(self) -> bool:
-        return self.is_capturing
+    def is_capturing(self) -> bool:
+        return self.captures
 
     def current(self) -> str:
         return self.stream
 
-    def on_device(self, nbytes: int) -> Any:
+    def allocate_device(self, nbytes: int) -> Any:
         self.made.append(nbytes)
-        return super().on_device(nbytes)
+        return super().allocate_device(nbytes)
 
-    def on_host(self, nbytes: int) -> Any:
+    def allocate_host(self, nbytes: int) -> Any:
         self.made.append(nbytes)
-        return super().on_host(nbytes)
+        return super().allocate_host(nbytes)
 
     def fetch(self, host: Any, device: Any, after: Any) -> Any:
         return [(host, device)]
 
-    def follow(self, stream: Any, event: Any) -> None:
+    def wait_event(self, stream: Any, event: Any) -> None:
         self._happen(event)
 
     def wait(self, event: Any) -> None:
@@ -90,7 +90,7 @@ def row(seq: int, tensor: Any) -> Tensor:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[RunWriter]:
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         yield writer
 
 
@@ -209,7 +209,7 @@ def test_small_tensors_share_a_copy() -> None:
 def test_a_graph_capture_is_left_alone() -> None:
     device = Delayed()
     staging = Staging(CPU, host_bytes=SMALL, operations=device)
-    device.is_capturing = True
+    device.captures = True
     with pytest.raises(NotStagedError, match="CUDA graph"):
         staging.take(torch.zeros(3))
     assert device.made == []
@@ -240,11 +240,11 @@ def test_a_failure_in_the_middle_of_a_tensor_ends_in_a_note(writer: RunWriter, t
     class Broken(Delayed):
         marks = 0
 
-        def mark(self, stream: Any, event: Any = None) -> Any:
+        def record_event(self, stream: Any, event: Any = None) -> Any:
             self.marks += 1
             if self.marks > 12:  # two for each new chunk, of which there are four
                 raise RuntimeError("out of memory")
-            return super().mark(stream, event)
+            return super().record_event(stream, event)
 
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=Broken())
     record(writer, staging, torch.ones(1 << 22), 0)
@@ -255,7 +255,7 @@ def test_a_failure_in_the_middle_of_a_tensor_ends_in_a_note(writer: RunWriter, t
     assert [missed.why for missed in run.ranks[0].end.missed] == ["RuntimeError: out of memory"]
 
 
-def test_nobody_waits_for_a_writer_that_is_gone(writer: RunWriter) -> None:
+def test_nothing_waits_for_a_writer_that_is_gone(writer: RunWriter) -> None:
     device = Delayed()
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=device)
     writer.close()
@@ -285,7 +285,7 @@ def test_threads_and_streams_take_at_once(writer: RunWriter, tmp_path: Path) -> 
 
 
 def test_large_tensors_of_several_threads_get_through_together(writer: RunWriter, tmp_path: Path) -> None:
-    """Each holds memory that another waits for, and somebody asks for everything to be written."""
+    """Each holds memory that another waits for, and a flush waits for everything to be written."""
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=Delayed())
 
     def work(start: int) -> None:
@@ -363,7 +363,7 @@ def test_overwritten_and_freed_right_after(cuda: Any) -> None:
 @pytest.mark.gpu
 def test_rounds_without_growth(cuda: Any, tmp_path: Path) -> None:
     sizes = [16, 3000, 70_000, 1 << 20, 5 << 20, 40 << 20]
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20, waited=writer.waited)
         kept = [torch.empty(size, dtype=torch.uint8, device=cuda) for size in sizes]
         used = []
@@ -383,7 +383,7 @@ def test_rounds_without_growth(cuda: Any, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_backward_threads_and_side_streams(cuda: Any, tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20)
         expected: dict[int, bytes] = {}
 
@@ -417,7 +417,7 @@ def test_backward_threads_and_side_streams(cuda: Any, tmp_path: Path) -> None:
 def test_a_capture_on_the_card_is_refused_and_not_broken(cuda: Any, tmp_path: Path) -> None:
     static = torch.zeros(1 << 20, device=cuda)
     static.add_(1)
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20)
         for seq in range(40):  # still under way while the graph is captured
             record(writer, staging, torch.full((1 << 20,), float(seq), device=cuda), seq)

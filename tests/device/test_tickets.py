@@ -1,4 +1,4 @@
-"""Tickets: given by rings, sent for in segments, redeemed by the writer; and rows that become statistics."""
+"""Tickets: handed out by measurers, fetched in segments, redeemed by the writer; and rows that become statistics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_comes_back_is_what_the_kernels_here_find() -> None:
     given = tensors(5)
     given[2][1, 3], given[2][2, 0], given[4][3, 2] = -math.inf, math.nan, math.nan
     held = np.array([ticket_for(devices, tensor) for tensor in given])
-    devices.tickets.settle()
+    devices.tickets.start_fetch()
     found, counted, here, lost = devices.tickets.redeem(held)
     assert lost is None
     assert here.all()
@@ -54,11 +54,11 @@ def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None
     (tensor,) = tensors(1)
     ticket = ticket_for(devices, tensor)
     assert not devices.tickets.is_due(ticket)
-    devices.tickets.settle()
+    devices.tickets.start_fetch()
     assert devices.tickets.is_due(ticket)
     later = ticket_for(devices, tensor)
     assert not devices.tickets.is_due(later)
-    first, again = (devices.tickets.redeem(np.array([ticket, ticket])).found for _ in range(2))
+    first, again = (devices.tickets.redeem(np.array([ticket, ticket])).measurements for _ in range(2))
     assert np.array_equal(first.fingerprints, again.fingerprints)
     assert first.fingerprints[0] == first.fingerprints[1] == measure(strided(tensor)).fingerprint
 
@@ -69,15 +69,15 @@ def test_the_numbers_are_those_of_the_moment_of_measuring() -> None:
     expected = measure(strided(tensor)).fingerprint
     ticket = ticket_for(devices, tensor)
     tensor.zero_()
-    devices.tickets.settle()
-    assert devices.tickets.redeem(np.array([ticket])).found.fingerprints[0] == expected
+    devices.tickets.start_fetch()
+    assert devices.tickets.redeem(np.array([ticket])).measurements.fingerprints[0] == expected
 
 
 def test_fingerprints_alone() -> None:
     devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     held = np.array([ticket_for(devices, tensor, statistics) for statistics in (True, False)])
-    devices.tickets.settle()
+    devices.tickets.start_fetch()
     found, counted, here, _ = devices.tickets.redeem(held)
     assert counted.tolist() == [True, False]
     assert here.all()
@@ -101,11 +101,11 @@ def test_tickets_are_used_again_until_the_program_has_all_sent_for_or_many_segme
     (tensor,) = tensors(1)
     for expected in (0, 0, 1, 1, 1, 2, 2):
         ticket_for(devices, tensor)
-        devices.tickets.settle(own_thread=True)  # the writer's, which only the time decides
+        devices.tickets.start_fetch(own_thread=True)  # the writer's, which only the time decides
         assert len(forgotten) == expected
-    devices.tickets.settle()
+    devices.tickets.start_fetch()
     assert len(forgotten) == 3
-    devices.tickets.settle()  # nothing was measured since
+    devices.tickets.start_fetch()  # nothing was measured since
     assert len(forgotten) == 3
 
 
@@ -117,7 +117,7 @@ def test_a_segment_that_is_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatc
     devices, forgotten = DeviceMeasurer(), []
     devices.tickets.forget = lambda: forgotten.append(1)
     ticket_for(devices, tensors(1)[0])
-    devices.tickets.settle(own_thread=True)
+    devices.tickets.start_fetch(own_thread=True)
     assert len(forgotten) == 1
 
 
@@ -145,21 +145,21 @@ def test_an_end_leaves_nothing_undue() -> None:
 
     Stuck.tickets.add(Stuck())
     ticket = Stuck.segment.ticket(0, True)
-    Stuck.tickets.settle()
+    Stuck.tickets.start_fetch()
     assert not Stuck.tickets.is_due(ticket)
     Stuck.tickets.finish()
     assert Stuck.tickets.is_due(ticket)
     assert Stuck.tickets.redeem(np.array([ticket])).lost == UNSENT
 
 
-def test_old_segments_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_segments_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
     devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     held = []
     for _ in range(6):
         held.append(ticket_for(devices, tensor))
-        devices.tickets.settle()
+        devices.tickets.start_fetch()
         devices.tickets.redeem(np.array(held[-1:]))
     assert devices.tickets.redeem(np.array(held[:1])).lost == FORGOTTEN
     assert devices.tickets.redeem(np.array(held[-2:])).lost is None
@@ -195,10 +195,10 @@ def test_tensors_measured_together_have_the_numbers_they_have_alone(dtype: torch
     for _ in range(3):  # the list is on the device from the second time on
         together = devices.measure_together(given[0].device, memories, True)
         assert together is not None
-        devices.tickets.settle()
+        devices.tickets.start_fetch()
         one, other = (devices.tickets.redeem(np.array(held)) for held in (alone, together))
-        assert other.here.all()
-        for ours, theirs in zip(other.found, one.found, strict=True):
+        assert other.available.all()
+        for ours, theirs in zip(other.measurements, one.measurements, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert devices.measure_together(torch.device("cpu"), memories, True) is None
     devices.stop()

@@ -308,7 +308,7 @@ def test_no_bit_of_the_tensor_changes(dtype: str, device: str) -> None:
     assert torch.equal(tensor.view(torch.uint8), before)
 
 
-def test_nobody_notices(device: str) -> None:
+def test_the_program_does_not_notice(device: str) -> None:
     """Neither autograd, nor the random numbers, nor the tensor; whatever precision is asked for around it."""
     tensor = put(make("float32", (40, 50)), device).requires_grad_()
     tensor.sum().backward()

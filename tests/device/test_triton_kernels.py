@@ -313,7 +313,7 @@ def test_partial_rows_are_merged(machine: Machine) -> None:
         np.zeros((1, 0)),
         rng.normal(5.0, 1.0, (1, 100)),
     ]
-    results = found(machine.settle([partial_rows(values) for values in tensors]))
+    results = found(machine.merge_rows([partial_rows(values) for values in tensors]))
     for values, result in zip(tensors, results, strict=True):
         flat = np.ascontiguousarray(values.reshape(-1))
         place = Strided(address(flat), "float64", flat.shape, (1,))
@@ -366,4 +366,4 @@ def test_tensors_measured_together_have_the_rows_they_have_alone(
 def test_what_cannot_be_measured_together_is_refused() -> None:
     for address_, count in ((8, 4), (16, 0), (16, 2**33)):
         with pytest.raises(ValueError, match="not measured together"):
-            layout.many([(0, 4), (address_, count)], "float32")
+            layout.plan_many([(0, 4), (address_, count)], "float32")

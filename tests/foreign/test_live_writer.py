@@ -56,7 +56,7 @@ class Notebook:
     def sync(self) -> None:
         self.events.append("sync")
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         self.events.append(f"over {step}")
 
     def close(self, end: End) -> None:

@@ -1,4 +1,4 @@
-"""The progress bar: silent where nobody looks, and right about the time that is left."""
+"""The progress bar: silent without a terminal, and right about the time left."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_what_the_function_raises_ends_the_program(tmp_path: Path) -> None:
 
 
 def test_no_more_than_a_few_runs_are_written(tmp_path: Path) -> None:
-    guard = guarded(Net(), tmp_path / "guard", 8, on="warn", when=lambda rows: f"it is step {rows.account.steps[0]}")
+    guard = guarded(Net(), tmp_path / "guard", 8, on="warn", when=lambda rows: f"it is step {rows.summary.steps[0]}")
     assert [trip.step for trip in guard.trips] == list(range(8))
     written = [f"step{step}-condition" for step in range(5)]
     assert sorted(path.name for path in (tmp_path / "guard").iterdir()) == written

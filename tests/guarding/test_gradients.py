@@ -16,7 +16,7 @@ import astray
 from astray.capture.pytorch import adapter
 from astray.guarding.guard import CALL_GRADIENTS
 from astray.guarding.step_monitor import READS_ALL_GRADIENTS, SUSPICIOUS
-from capture.far_reader import FarReader
+from capture.simulated_device import SimulatedDeviceReader
 from guarding.training import Halved, Net, batch, guard_program, guarded, hooks_of, train_scaled, tripped
 from nonfinite import accidents
 from nonfinite.accidents import ACCIDENTS, PEACEFUL, Program
@@ -222,7 +222,7 @@ def test_the_micro_step_and_checkpointing_change_nothing(make: Callable[[], Deep
 
 
 def test_on_a_device_the_next_but_one_step_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "TorchReader", FarReader)
+    monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)
     model = Deep()
     with astray.guard(model, path=tmp_path / "guard", on="warn") as guard:
         train(model, bad=(2, 5))

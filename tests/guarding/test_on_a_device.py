@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import astray
 from astray.capture.pytorch import adapter
-from capture.far_reader import FarReader
+from capture.simulated_device import SimulatedDeviceReader
 from guarding.training import Net, batch, guarded, loss_of, steps_in, tripped
 
 
 @pytest.fixture(autouse=True)
 def _far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the CPU for a device."""
-    monkeypatch.setattr(adapter, "TorchReader", FarReader)
+    monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)
 
 
 class Deep(nn.Module):

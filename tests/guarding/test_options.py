@@ -68,7 +68,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(astray.errors.RecordError, match=r"levels='module' is no setting\. Did you mean"):
+    with pytest.raises(astray.errors.RecordError, match=r"levels='module' is not a setting\. Did you mean"):
         astray.guard(Net(), path=tmp_path / "guard", levels="module")  # type: ignore[call-arg]
 
 

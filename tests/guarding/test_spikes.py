@@ -139,7 +139,7 @@ def test_a_condition_that_fails_does_not_end_the_program_and_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(rows: Any) -> str | None:
-        if rows.account.steps[0] in (1, 2):
+        if rows.summary.steps[0] in (1, 2):
             raise ZeroDivisionError("mine")
         return None
 

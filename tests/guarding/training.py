@@ -80,7 +80,7 @@ def guarded(model: nn.Module, path: Any, steps: int = 6, *, between: Any = None,
 
 
 def steps_in(run: astray.Run, rank: int = 0) -> list[int]:
-    return run.ranks[rank].account.steps
+    return run.ranks[rank].summary.steps
 
 
 def hooks_of(model: nn.Module) -> int:

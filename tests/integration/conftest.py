@@ -1,4 +1,4 @@
-"""What the tests of real programs share: each program is recorded once for every setting that is asked for."""
+"""Fixtures for the tests of real programs: each program is recorded once for every setting that a test needs."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recordings]
 
 @pytest.fixture
 def recorded(recordings: Recordings) -> Callable[..., RunData]:
-    """Gives the recording of a program by name, of its modules unless another level is asked for."""
+    """Returns the recording of a program by name, at the module level unless another is given."""
     return lambda name, level=("module",), keep="stats": astray.open(recordings.get(PROGRAMS[name], level, keep).path)

@@ -145,7 +145,7 @@ def large_runs(tmp_path_factory) -> tuple[str, str]:
 
     folder = tmp_path_factory.mktemp("large")
     for name, factor in (("a", 1.0), ("b", 1.5)):
-        with RunWriter(folder / name, info=RunInfo.here()) as writer:
+        with RunWriter(folder / name, info=RunInfo.of_process()) as writer:
             for seq in range(200):
                 values = np.ones(4, np.float32) * np.float32(factor * (seq + 1))
                 found = measure(Strided.from_numpy(values))

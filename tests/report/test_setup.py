@@ -28,7 +28,7 @@ BASE = [
 
 def write(path: Path, rows: list[Setup], ranks: int = 1) -> Path:
     for rank in range(ranks):
-        with RunWriter(path, rank, info=RunInfo.here(world_size=ranks)) as writer:
+        with RunWriter(path, rank, info=RunInfo.of_process(world_size=ranks)) as writer:
             for row in rows:
                 writer.setup(row)
             writer.call(Call(0, 0, 0, "module", "h.0.norm", "LayerNorm", 0, "forward"))

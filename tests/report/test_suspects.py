@@ -105,7 +105,7 @@ def normed(tmp_path: Path) -> tuple[str, str]:
     """Two runs of a norm with another eps, whose results are off by less than rounding could be."""
     paths = []
     for name, eps, off in (("good", 1e-5, 0.0), ("bad", 1e-3, 2.0**-22)):
-        with RunWriter(tmp_path / name, info=RunInfo.here()) as writer:
+        with RunWriter(tmp_path / name, info=RunInfo.of_process()) as writer:
             writer.setup(Setup(0, "module", "norm", {"class": "LayerNorm", "eps": eps}))
             writer.call(Call(0, 0, 0, "module", "norm", "LayerNorm", 0, "forward"))
             for role, path, factor in (("input", "0", 1.0), ("output", "out", 1 + off)):

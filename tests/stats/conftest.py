@@ -1,4 +1,4 @@
-"""Both backends run every test of this folder that asks for `backend`, and raw tensors come from torch."""
+"""Both backends run every test of this folder that uses `backend`, and raw tensors come from torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the measuring: samples, copies, string codes, and the choice of backend."""
+"""The other kernels: samples, copies, string codes, and the choice of backend."""
 
 from __future__ import annotations
 

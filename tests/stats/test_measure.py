@@ -195,7 +195,7 @@ def test_a_bool_that_is_not_0_or_1_is_true() -> None:
     check(raw, "bool", np.array([0.0, 1.0, 1.0, 1.0]))
 
 
-def test_only_what_is_asked_for() -> None:
+def test_only_what_is_requested() -> None:
     array = np.ones(3, np.float32)
     tensor = Strided.from_numpy(array)
     both = kernels.measure(tensor)

@@ -37,7 +37,7 @@ def results(dtype: str, count: int) -> list[Any]:
                 views = [LAYOUTS[layout](a) for a in (one, other)]
                 tensors = [Strided.from_numpy(view, dtype) for view in views]
                 found += [kernels.measure(tensors[0]), kernels.contrast(*tensors)]
-                found += [str(kernels.slices_apart(*tensors, 1.0))]  # of complex numbers a part is NaN
+                found += [str(kernels.slice_errors(*tensors, 1.0))]  # of complex numbers a part is NaN
     return found
 
 
@@ -62,13 +62,13 @@ def test_threads_do_not_change_a_bit(native: Any, dtype: str) -> None:
         kernels.set_threads(threads)
         for a, b in ((one, other), (one.T, other.T)):
             tensors = Strided.from_numpy(a, dtype), Strided.from_numpy(b, dtype)
-            told = kernels.measure(tensors[0]), kernels.contrast(*tensors), kernels.slices_apart(*tensors, 1.0)
-            found.append((*told, kernels.pack(tensors[0]).tobytes()))
+            results = kernels.measure(tensors[0]), kernels.contrast(*tensors), kernels.slice_errors(*tensors, 1.0)
+            found.append((*results, kernels.pack(tensors[0]).tobytes()))
     assert all(found[i] == found[i % 2] for i in range(len(found)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_tells_the_same(dtype: str) -> None:
+def test_numpy_gives_the_same(dtype: str) -> None:
     """Random bytes, so every kind of number: integers and extremes exactly, sums to 1e-12 (of narrow ratios 1e-6)."""
     kind = DTYPES[dtype]
     data = np.random.default_rng(0).integers(0, 256, (2, 5000 * kind.itemsize), dtype=np.uint8)

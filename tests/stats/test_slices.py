@@ -58,7 +58,7 @@ def pair(shape: tuple[int, ...], dtype: str, seed: int = 0) -> tuple[np.ndarray,
 
 def found(one: np.ndarray, other: np.ndarray, dtype: str) -> Slices | None:
     sides = Strided.from_numpy(one, dtype), Strided.from_numpy(other, dtype)
-    return kernels.slices_apart(*sides, kernels.contrast(*sides).max_abs_error or 0.0)
+    return kernels.slice_errors(*sides, kernels.contrast(*sides).max_abs_error or 0.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -133,6 +133,6 @@ def test_the_first_one_on_ties() -> None:
 def test_tensors_of_other_shapes_or_kinds_are_refused() -> None:
     one, other = (Strided.from_numpy(np.zeros(shape)) for shape in ((4, 16), (16, 4)))
     with pytest.raises(ValueError, match="no slices in common"):
-        kernels.slices_apart(one, other, 0.0)
+        kernels.slice_errors(one, other, 0.0)
     with pytest.raises(ValueError, match="no pairs with a real one"):
-        kernels.slices_apart(one, Strided.from_numpy(np.zeros((4, 16), np.complex128)), 0.0)
+        kernels.slice_errors(one, Strided.from_numpy(np.zeros((4, 16), np.complex128)), 0.0)

@@ -30,9 +30,9 @@ class Counting:
         self.lost["a call's hat"] += len(rows.calls)
 
     def sync(self) -> None:
-        raise AssertionError("nobody waits")
+        raise AssertionError("nothing waits")
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         self.seen.append(step)
 
     def close(self, end: End) -> None:
@@ -46,10 +46,10 @@ def test_steps_come_one_after_another(small_run: RunData, tmp_path: Path) -> Non
         made.append(Counting(*given, **more))
         return made[-1]
 
-    told: list[tuple[int, int]] = []
-    done = write_as(small_run, tmp_path / "out", "counting", make, progress=lambda *at: told.append(at))
+    progress: list[tuple[int, int]] = []
+    done = write_as(small_run, tmp_path / "out", "counting", make, progress=lambda *at: progress.append(at))
     assert made[0].seen == [(0, 4, [0.0, 1.0, 2.0, 3.0]), 0, (1, 4, [4.0, 5.0, 6.0, 7.0]), 1, True]
-    assert told == [(1, 2), (2, 2)]
+    assert progress == [(1, 2), (2, 2)]
     assert done == (tmp_path / "out", "counting", 1, 2, 8, 8, Counter({"a call's hat": 8}))
     write_as(small_run, tmp_path / "out", "counting", make, steps=[1])
     assert made[1].seen == [(1, 4, [4.0, 5.0, 6.0, 7.0]), 1, True]
@@ -89,5 +89,5 @@ def test_a_run_of_our_own_loses_nothing(small_run: RunData, tmp_path: Path, caps
 
 def test_a_format_that_is_none(small_run: RunData, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(small_run.path), str(tmp_path / "x"), "--to", "excel"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("astray convert: 'excel' is no format that can be written. There are astray, msprobe,")
+    error = capsys.readouterr().err
+    assert error.startswith("astray convert: 'excel' is not a format that can be written. There are astray, msprobe,")

@@ -1,4 +1,4 @@
-"""Opening what is a run, and saying what is not."""
+"""Runs are recognised and opened; other paths are explained."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: R
         open_run(small_run.path / "run.json")
     with pytest.raises(RunError, match=r"it holds calls\.arrows, end\.json.* The folder above it is one: .*small\."):
         open_run(small_run.path / "rank0")
-    with pytest.raises(RunError, match=r"is no run: it holds small\. Runs inside it: small\."):
+    with pytest.raises(RunError, match=r"is not a run: it holds small\. Runs inside it: small\."):
         open_run(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"is no run: it is empty\. Record one with"):
+    with pytest.raises(RunError, match=r"is not a run: it is empty\. Record one with"):
         open_run(tmp_path / "empty")
 
 
@@ -92,8 +92,8 @@ def test_a_missing_rank_is_a_problem_and_not_an_error(tmp_path: Path, info: RunI
 
 def test_a_rank_left_over_from_an_earlier_launch_is_a_problem(tmp_path: Path) -> None:
     for rank in (0, 1):
-        RunWriter(tmp_path / "run", rank=rank, info=RunInfo.here(world_size=2)).close()
-    later = RunInfo.here(world_size=2, created="2999-01-01T00:00:00+00:00")
+        RunWriter(tmp_path / "run", rank=rank, info=RunInfo.of_process(world_size=2)).close()
+    later = RunInfo.of_process(world_size=2, created="2999-01-01T00:00:00+00:00")
     RunWriter(tmp_path / "run", rank=0, info=later, overwrite=True).close()
     (problem,) = [problem for problem in open_run(tmp_path / "run").problems if "rank1" in problem]
     assert "is of an earlier launch" in problem

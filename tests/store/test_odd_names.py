@@ -1,4 +1,4 @@
-"""Names that no program gives, in a run that is converted: no format's writer stops at one, and its reader opens it."""
+"""Odd names in a run that is converted: no format's writer fails on one, and its reader opens it."""
 
 from __future__ import annotations
 

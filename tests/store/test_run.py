@@ -106,7 +106,7 @@ def test_a_slice_has_its_own_shape(tmp_path: Path, info: RunInfo, tensor: Callab
     assert run.ranks[0].tensors["shape"].tolist() == [(2, 3, 4), (2, 3, 4), (3,), *[(2, 3, 4)] * 3]
     with pytest.raises(RunError, match=r"Row 4 of rank 0 keeps 24 bytes, which is not float32 of shape \[1, 3, 4\]\."):
         run.values(0, 4)
-    with pytest.raises(RunError, match=r"Row 5 of rank 0 keeps a part that cannot be told: 'x' is not a part"):
+    with pytest.raises(RunError, match=r"Row 5 of rank 0 keeps a part that cannot be read: 'x' is not a part"):
         run.values(0, 5)
 
 

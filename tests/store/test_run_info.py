@@ -13,7 +13,7 @@ from astray.store.run_info import FORMAT, End, RunInfo, read_json, write_json
 
 def test_it_describes_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "caf\udce9"])
-    info = RunInfo.here(framework="torch", seed=3)
+    info = RunInfo.of_process(framework="torch", seed=3)
     assert info.command == ["train.py", "--data", "caf?"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", info.created)
     assert info.python.startswith("3.")
@@ -21,7 +21,7 @@ def test_it_describes_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_documents_come_back(tmp_path: Path) -> None:
-    info = RunInfo.here(settings={"steps": [0, 2], "match": None, "lr": 1e-3})
+    info = RunInfo.of_process(settings={"steps": [0, 2], "match": None, "lr": 1e-3})
     write_json(tmp_path / "run.json", info)
     assert read_json(tmp_path / "run.json", RunInfo) == info
     end = End(complete=True, missed=[MissedTensor("a", "ß", 2)])
@@ -31,7 +31,7 @@ def test_documents_come_back(tmp_path: Path) -> None:
 
 
 def test_settings_may_be_anything(tmp_path: Path) -> None:
-    write_json(tmp_path / "run.json", RunInfo.here(settings={"where": Path("x"), "limit": float("nan")}))
+    write_json(tmp_path / "run.json", RunInfo.of_process(settings={"where": Path("x"), "limit": float("nan")}))
     assert read_json(tmp_path / "run.json", RunInfo).settings == {"where": "x", "limit": None}
 
 

@@ -1,4 +1,4 @@
-"""A reader stays in the folder it was given; arrays of numpy's are read without running anything."""
+"""A reader stays in its folder; numpy arrays are read without executing anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.store.safe_paths import entries, inside, text
+from astray.store.safe_paths import entries, inside, read_text_file
 
 
 def test_names_and_links_that_lead_out(tmp_path: Path) -> None:
@@ -33,12 +33,12 @@ def test_names_and_links_that_lead_out(tmp_path: Path) -> None:
 
 def test_only_plain_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    assert text(tmp_path / "a.json") == b"{}"
+    assert read_text_file(tmp_path / "a.json") == b"{}"
     with pytest.raises(RunError, match="is not a plain file"):
-        text(tmp_path)
+        read_text_file(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RunError, match="is not a plain file"):
-        text(tmp_path / "pipe")
+        read_text_file(tmp_path / "pipe")
 
 
 ARRAYS = [
@@ -76,7 +76,7 @@ def test_damaged_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(RunError, match="holds Python objects, for which a pickle would have to be run"):
         npy.read(path)
     np.save(path, np.array(["text"]))
-    with pytest.raises(RunError, match="holds <U4, which is no type of tensors"):
+    with pytest.raises(RunError, match="holds <U4, which is not a type of tensors"):
         npy.read(path)
     npy.write_npy(path, np.arange(100.0))
     whole = path.read_bytes()
@@ -85,7 +85,7 @@ def test_damaged_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(RunError):
             npy.read(path)
     path.write_bytes(whole.replace(b"(100,)", b"(1000000000000,)"))
-    with pytest.raises(RunError, match=r"it was cut|is no array"):
+    with pytest.raises(RunError, match=r"it was cut|is not a numpy array"):
         npy.read(path)
     with pytest.raises(RunError, match="cannot be read"):
         npy.describe(tmp_path / "b.npy")

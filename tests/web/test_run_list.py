@@ -12,7 +12,7 @@ from astray.web.run_list import RunList
 
 
 def write(path: Path) -> Path:
-    with RunWriter(path, info=RunInfo.here()):
+    with RunWriter(path, info=RunInfo.of_process()):
         pass
     return path
 
@@ -55,7 +55,7 @@ def test_nothing_else_can_be_named(folder: Path, number: str):
 
 
 def test_what_is_no_run_is_said_at_once(folder: Path):
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         RunList([folder / "notes"])
     with pytest.raises(RunError, match="does not exist"):
         RunList([folder / "nowhere"])

@@ -388,7 +388,7 @@ def test_other_methods_are_refused(client: Client):
 
 def test_hostile_names_are_only_ever_json(tmp_path: Path):
     array = np.array([1.0, np.nan, np.inf], np.float32)
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         for number, name in enumerate(HOSTILE):
             writer.call(Call(number, 0, 0, "module", name, name, 0, "forward"))
             memory = Strided.from_numpy(array)

@@ -312,7 +312,7 @@ def test_what_was_set_differently_is_in_the_overview(tmp_path):
     from astray.store import RunInfo, RunWriter
 
     for name, eps in (("a", 1e-5), ("b", 1e-3)):
-        with RunWriter(tmp_path / name, info=RunInfo.here()) as writer:
+        with RunWriter(tmp_path / name, info=RunInfo.of_process()) as writer:
             writer.setup(Setup(0, "module", "norm", {"class": "LayerNorm", "eps": eps}))
             writer.setup(Setup(0, "environment", "", {} if name == "a" else {"NCCL_ALGO": "Ring"}))
             writer.call(Call(0, 0, 0, "module", "norm", "LayerNorm", 0, "forward"))

@@ -1,11 +1,10 @@
-"""The processes that a program under `astray run` starts: ranks are recorded, the others leave a note why not.
+"""The processes that a program under `astray run` starts: ranks are recorded, the others leave a note with the reason.
 
-`ChildProcesses` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have
-recorded into the run. `reach` is the side of the child, where Python runs it at the start by
-`cli/child_startup/sitecustomize.py`. A child is a rank when torch.distributed says so at the first call of a
-module; until then nothing is done but to wait for that. Ranks record beside the run, for the process that starts them
-has its own recording in it. A child that is forked has the recording of its parent, and none of its own: it says so
-(`tell_of_fork`).
+`ChildProcesses` runs in the process of `astray run`: it puts a message into the environment, and moves what the ranks
+have recorded into the run. `prepare_child` runs in the child, where `cli/child_startup/sitecustomize.py` calls it when
+Python starts. A child is a rank if torch.distributed says so at the first call of a module; until then it only waits
+for that call. Ranks record into a folder beside the run, because the process that starts them has its own recording in
+it. A forked child has its parent's recording and none of its own; `note_fork` writes a note that says so.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ if TYPE_CHECKING:
     GuardFactory = Callable[[Mapping[str, Any]], RecordingWatcher]
 
 VARIABLE = "ASTRAY_RUN"
-PATIENCE = 60.0  # seconds to wait for a rank that has not ended its recording yet, while its process lives
+RANK_TIMEOUT = 60.0  # seconds to wait for a rank that has not ended its recording yet, while its process lives
 
 _FRAMEWORK = "torch"
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[ImportHook] = []
-_told: int | None = None  # the process that has left the note of being forked
+_fork_noted_by: int | None = None  # the process that has left the note of being forked
 
 
 class Note(NamedTuple):
-    """What a child process says of itself: `why` it was not recorded, or None."""
+    """What a child process has written about itself: `why` it was not recorded, or None."""
 
     process: int
     rank: int
@@ -52,83 +51,89 @@ class Note(NamedTuple):
 
 
 class ChildProcesses:
-    """The child processes of a program, as the process sees them that was started by `astray run`.
+    """The child processes of a program, seen from the process of `astray run`.
 
     startup: the folder whose `sitecustomize` Python is to run at their start.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None, startup: Path) -> None:
-        self.place = path.with_name(f"{path.name}.ranks")
+        self.folder = path.with_name(f"{path.name}.ranks")
         self._path = path
         self._startup = str(startup)
-        self._word = {"place": str(self.place), "settings": _as_json(settings), "guard": guard, "parent": os.getpid()}
-        self._before: dict[str, str | None] = {}
+        self._message = {
+            "place": str(self.folder),
+            "settings": _as_json(settings),
+            "guard": guard,
+            "parent": os.getpid(),
+        }
+        self._previous: dict[str, str | None] = {}
 
-    def refuse(self, *, overwrite: bool) -> None:
-        """Before the program runs: raises RunExists where ranks of an earlier run are there, or removes them."""
-        if not self.place.exists():
+    def check_folder(self, *, overwrite: bool) -> None:
+        """Called before the program runs: ranks of an earlier run raise RunExists, or are removed with `overwrite`."""
+        if not self.folder.exists():
             return
         from astray.store.run_format.folder import (  # and not before: the script is to import numpy itself
+            check_recordable,
             discard,
-            refuse,
         )
 
         if not overwrite:
-            refuse(self.place, 0, overwrite=False)
-        discard(self.place)
+            check_recordable(self.folder, 0, overwrite=False)
+        discard(self.folder)
 
-    def leave_word(self, environment: MutableMapping[str, str]) -> None:
-        """Makes the processes that are started from now on call `reach`."""
-        self._before = {name: environment.get(name) for name in (VARIABLE, "PYTHONPATH")}
-        environment[VARIABLE] = json.dumps(self._word)
-        there = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([self._startup, *([there] if there else [])])
+    def set_environment(self, environment: MutableMapping[str, str]) -> None:
+        """Makes the processes that are started from now on call `prepare_child`."""
+        self._previous = {name: environment.get(name) for name in (VARIABLE, "PYTHONPATH")}
+        environment[VARIABLE] = json.dumps(self._message)
+        existing = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([self._startup, *([existing] if existing else [])])
 
-    def take_word_back(self, environment: MutableMapping[str, str]) -> None:
-        for name, value in self._before.items():
+    def restore_environment(self, environment: MutableMapping[str, str]) -> None:
+        for name, value in self._previous.items():
             if value is None:
                 environment.pop(name, None)
             else:
                 environment[name] = value
 
     def notes(self) -> list[Note]:
-        """The notes of the children, in the order of their ranks. Those that still record are waited for."""
-        found = []
-        for file in sorted(self.place.glob(_NOTE.format("*"))) if self.place.is_dir() else ():
+        """The notes of the children, in the order of their ranks. Waits for children that still record."""
+        notes = []
+        for file in sorted(self.folder.glob(_NOTE.format("*"))) if self.folder.is_dir() else ():
             try:
                 note = Note(*json.loads(file.read_text(encoding="utf-8")))
             except (OSError, ValueError, TypeError):  # cut, as the process was killed
                 continue
             if note.why is None:
-                _wait(note.process, self.place / f"rank{note.rank}" / "end.json")
-            found.append(note)
-        return sorted(found, key=lambda note: (note.rank, note.process))
+                _wait(note.process, self.folder / f"rank{note.rank}" / "end.json")
+            notes.append(note)
+        return sorted(notes, key=lambda note: (note.rank, note.process))
 
     def summary(self, ranks: int) -> str:
-        """What the run holds now, in a line."""
-        return _as_sentence(self._path, ranks)
+        """What the run holds now, in one line."""
+        return _summary(self._path, ranks)
 
     def gather(self, notes: list[Note], has_own: bool) -> bool:
-        """Puts the ranks into the run. `has_own`: this process has recorded calls too, as rank 0.
+        """Moves the ranks into the run.
 
-        False where both this process and a child are rank 0: then the children stay where they are.
+        `has_own`: this process has recorded calls too, as rank 0. Returns False where both this process and a child are
+        rank 0: then the children's runs are not moved.
         """
-        from astray.store.run_format.folder import adopt
+        from astray.store.run_format.folder import move_ranks
 
         ranks = {note.rank: note.world_size for note in notes if note.why is None}
         for note in notes:
-            (self.place / _NOTE.format(note.process)).unlink(missing_ok=True)
+            (self.folder / _NOTE.format(note.process)).unlink(missing_ok=True)
         if not ranks:
-            if self.place.is_dir() and not any(self.place.iterdir()):
-                self.place.rmdir()
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
             return True
         if has_own and 0 in ranks:
             return False
-        adopt(self._path, self.place, max(ranks.values()))
+        move_ranks(self._path, self.folder, max(ranks.values()))
         return True
 
 
-def _as_sentence(path: Path, ranks: int) -> str:
+def _summary(path: Path, ranks: int) -> str:
     from astray.store import open_run
     from astray.wording import counted
 
@@ -141,12 +146,12 @@ def _as_sentence(path: Path, ranks: int) -> str:
 
 def _wait(process: int, file: Path) -> None:
     """Waits for a file that a process is about to write, for as long as that process lives."""
-    until = time.monotonic() + PATIENCE
-    while not file.exists() and time.monotonic() < until and _lives(process):
+    until = time.monotonic() + RANK_TIMEOUT
+    while not file.exists() and time.monotonic() < until and _is_alive(process):
         time.sleep(0.05)
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:  # a child that has ended stays until its parent reaps it, which is left to the program (WNOWAIT)
         if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
@@ -166,94 +171,95 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 # -- in the child ----------------------------------------------------------------------------------------------------
 
 
-def reach(environment: Mapping[str, str], make_guard: GuardFactory) -> None:
-    """Waits for the first call of a module, should this process ever import torch. Raises nothing.
+def prepare_child(environment: Mapping[str, str], make_guard: GuardFactory) -> None:
+    """Waits for the first call of a module, if this process imports torch at all. Raises nothing.
 
-    make_guard: makes the guard of a recording of what `astray run` was asked for; called if it was, with a dict.
+    make_guard: makes the guard of the recording from the dict of its settings; called only if `astray run` was given
+        one.
     """
     try:
-        word = json.loads(environment[VARIABLE])
-        if word["parent"] == os.getpid():
+        message = json.loads(environment[VARIABLE])
+        if message["parent"] == os.getpid():
             return
-        _waiting.append(ImportHook(_FRAMEWORK, lambda: _await_call(word, make_guard)).install())
+        _waiting.append(ImportHook(_FRAMEWORK, lambda: _wait_for_first_call(message, make_guard)).install())
     except Exception as error:  # noqa: BLE001 - the program must not fail because we did
         sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
 
 
-def tell_of_fork() -> None:
-    """A module is called in a forked child of the program, which recordings do not follow. Raises nothing of ours."""
-    global _told
-    if _told == os.getpid() or VARIABLE not in os.environ or multiprocessing.current_process().daemon:
+def note_fork() -> None:
+    """Writes a note when a module is called in a forked child, which is not recorded. Raises no error of ours."""
+    global _fork_noted_by
+    if _fork_noted_by == os.getpid() or VARIABLE not in os.environ or multiprocessing.current_process().daemon:
         return
-    _told = os.getpid()
+    _fork_noted_by = os.getpid()
     try:
-        place = Path(json.loads(os.environ[VARIABLE])["place"])
-        _write_note(place, Note(os.getpid(), -1, 0, _FORKED))
+        folder = Path(json.loads(os.environ[VARIABLE])["place"])
+        _write_note(folder, Note(os.getpid(), -1, 0, _FORKED))
     except Exception as error:  # noqa: BLE001 - the program must not fail because we did
         pass_interrupt(error)
 
 
-def stand_down() -> None:
-    """This process is an `astray run` of its own, inside of another, and is not recorded as a child."""
+def disarm_child() -> None:
+    """Undoes `prepare_child`: this process is an `astray run` itself, and is not recorded as a child of another."""
     while _waiting:
         _waiting.pop().remove()
 
 
-def _await_call(word: Mapping[str, Any], make_guard: GuardFactory) -> None:
-    from astray.capture.pytorch.model_discovery import FirstCall
+def _wait_for_first_call(message: Mapping[str, Any], make_guard: GuardFactory) -> None:
+    from astray.capture.pytorch.discovery import FirstCall
 
-    FirstCall(lambda ranks: _begin(word, ranks, make_guard))
+    FirstCall(lambda ranks: _start_recording(message, ranks, make_guard))
 
 
-def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None, make_guard: GuardFactory) -> Any:
-    """A module is called in this process for the first time: the recorder, which has been started, if it is a rank."""
+def _start_recording(message: Mapping[str, Any], ranks: tuple[int, int] | None, make_guard: GuardFactory) -> Any:
+    """Called at the first call of a module in this process. Returns a started recorder if the process is a rank."""
     if multiprocessing.current_process().daemon:  # a worker of a DataLoader, or of a pool
         return None
-    place, why, recorder = Path(word["place"]), None, None
+    folder, why, recorder = Path(message["place"]), None, None
     if ranks is None:
-        why = "it is no rank of torch.distributed"
+        why = "it is not a rank of torch.distributed"
     else:
         try:
-            recorder = _recorder(word, place, make_guard)
+            recorder = _recorder(message, folder, make_guard)
         except AstrayError as error:
             why = str(error)
     rank, world_size = ranks or (-1, 0)
-    _write_note(place, Note(os.getpid(), rank, world_size, why))
+    _write_note(folder, Note(os.getpid(), rank, world_size, why))
     return recorder
 
 
-def _write_note(place: Path, note: Note) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / _NOTE.format(note.process)).write_text(json.dumps(note), encoding="utf-8")
+def _write_note(folder: Path, note: Note) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _NOTE.format(note.process)).write_text(json.dumps(note), encoding="utf-8")
 
 
-def _recorder(word: Mapping[str, Any], place: Path, make_guard: GuardFactory) -> Any:
+def _recorder(message: Mapping[str, Any], folder: Path, make_guard: GuardFactory) -> Any:
     import atexit
 
     from astray.capture.adapters import discovering_adapter
     from astray.capture.recorder import BaseRecorder
 
-    settings = {name: value for name, value in word["settings"].items() if value is not None}
+    settings = {name: value for name, value in message["settings"].items() if value is not None}
     if "perturb" in settings:
         raise AstrayError("inputs are perturbed in the process alone that `astray run` starts")
-    guard = None if word["guard"] is None else make_guard(word["guard"])
-    recorder = BaseRecorder.discovering(place, discovering_adapter(_FRAMEWORK), guard=guard, **settings).start()
-    ended = _Ended()
+    guard = None if message["guard"] is None else make_guard(message["guard"])
+    recorder = BaseRecorder.discovering(folder, discovering_adapter(_FRAMEWORK), guard=guard, **settings).start()
+    ended = _ExitWatch()
     atexit.register(lambda: recorder.stop(ended.how))
     return recorder
 
 
-class _Ended:
-    """How this process ends, as far as it shows."""
+class _ExitWatch:
+    """How this process ends: `normally`, or by the exception that `sys.excepthook` has seen."""
 
     def __init__(self) -> None:
         self.how = "normally"
-        self._others = sys.excepthook
-        sys.excepthook = self._excepted
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._note_exception
 
-    def _excepted(self, kind: Any, error: Any, trace: Any) -> None:
+    def _note_exception(self, kind: Any, error: Any, trace: Any) -> None:
         self.how = f"{kind.__name__}: {error}"
-        self._others(kind, error, trace)
+        self._previous_hook(kind, error, trace)
 
 
 # -- on import -------------------------------------------------------------------------------------------------------

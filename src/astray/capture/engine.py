@@ -1,8 +1,8 @@
 """One recording in progress: which calls are recorded, and steps, pauses and the end. `Observer` records tensors.
 
-An adapter calls it when a call starts and ends. What every call goes through is C++ (`Calls` in pytorch/native/), built
-when this module is first imported; here is what depends on the settings. Runs while the user's program waits, possibly
-on several threads at once. Adapters catch exceptions raised here and report them through `failed`.
+An adapter calls it when a call starts and ends. The hot path is C++ (`Calls` in pytorch/native/), built when this
+module is first imported; this module has what depends on the settings. Runs while the user's program waits, possibly on
+several threads at once. Adapters catch exceptions raised here and report them through `failed`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.adapters import TensorReader
 from astray.capture.observer import Observer
 from astray.capture.pytorch.native.build import load
 from astray.capture.selection import RecordingSelection, Scope
 from astray.capture.settings import Settings
 from astray.capture.setup_log import SetupLog
 from astray.capture.stacks import Stacks
-from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import interrupt_of
 from astray.log import logger
 from astray.process import WeakRegistry
-from astray.records import NOTHING, Call, Kind, Spelling
+from astray.records import ANY_CALL, Call, Kind, Spelling
 from astray.store import BackgroundWriter
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ else:
 
 __all__ = ["Engine", "OpenCall", "Site"]
 
-_FEW = 5
+_SITES_NAMED = 5
 
 _LEVEL_OF: dict[Kind, str] = {"module": "module", "function": "function", "collective": "function", "op": "op"}
 """Which level a kind of call belongs to. The others are recorded whatever the level."""
@@ -57,15 +57,15 @@ class Engine(Calls):
     ) -> None:
         super().__init__(writer, Stacks(writer.stack, internal, spell).capture)
         self.tensors = Observer(writer, reader, settings)
-        self._observe_by(self.tensors.taker)
+        self._set_observer(self.tensors.native)
         self.setup = SetupLog(writer.setup)
         self.on_outermost: Callable[[str], None] | None = None  # called at each call of an outermost module
-        self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
+        self._unmatched: dict[str, None] = {}  # a few sites that the settings did not ask for
         _engines.add(self)
-        self._failed_once = False
-        self._over = False
+        self._has_warned = False
+        self._has_ended = False
         self.scaled = False  # whether a loss of this step was scaled, so that gradients may overflow
-        self.in_optimizers: set[Site] = set()  # functions and ops that optimizers call in their steps
+        self.optimizer_sites: set[Site] = set()  # functions and ops that optimizers call in their steps
         self.apply(settings)
 
     # -- settings ------------------------------------------------------------------------------------------------
@@ -79,57 +79,59 @@ class Engine(Calls):
         self._phases = self._selection.phases
         self._by_module = bool(settings.classes) or self._scope is not None
         self.tensors.apply(settings)
-        self._decide()
+        self._update_flags()
 
-    def _decide(self) -> None:
+    def _update_flags(self) -> None:
         self.listening = not self.paused and self.step in self.settings.steps
         self.recording = self.listening and not self._forward_ended
 
     def wants(self, site: Site) -> bool:
-        """Whether the settings ask for calls of this site. Decided once for each site."""
-        if site.judge is not self._selection:
-            site.judge = self._selection
+        """Whether the settings select this site. Decided once for each site and selection."""
+        if site.decided_by is not self._selection:
+            site.decided_by = self._selection
             level = _LEVEL_OF.get(site.kind)
             of_level = level is None or level in self._levels
-            if site in self.in_optimizers and site.kind in ("function", "op"):
+            if site in self.optimizer_sites and site.kind in ("function", "op"):
                 of_level = of_level and "calls" in self.settings.optimizer
             site.wanted = of_level and self._selection.wants_site(site.name, site.type, site.kind)
             if of_level and not site.wanted:
-                self._pass_over(site)
+                self._note_unmatched(site)
         return site.wanted
 
-    def _pass_over(self, site: Site) -> None:
+    def _note_unmatched(self, site: Site) -> None:
         """Remembers the first sites that were left out, to name them should nothing be recorded at all."""
-        if len(self._passed_over) < _FEW:
-            self._passed_over.setdefault(site.name)
+        if len(self._unmatched) < _SITES_NAMED:
+            self._unmatched.setdefault(site.name)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _is_in_scope(self, call: OpenCall) -> bool:
-        """Whether a call is taken when there is a scope, which it may open."""
+        """Whether a call is recorded when there is a scope, which it may open."""
         scope = self._scope
         if scope is not None:
             scope.entered(call.site.name)
             if not scope.is_open:
-                self._pass_over(call.site)
+                self._note_unmatched(call.site)
                 return False
-        return self.recording or self._follows(call)
+        return self.recording or self._follows_recorded(call)
 
-    def _follows(self, call: OpenCall) -> bool:
-        """Whether a call is taken after the end of the forward: only if it follows from what was before it."""
-        follows = call.site.kind == "optimizer" or (call.phase == "backward" and call.site.module in self._called)
+    def _follows_recorded(self, call: OpenCall) -> bool:
+        """Whether a call is recorded after the end of the forward: the backward and update of recorded modules are."""
+        follows = call.site.kind == "optimizer" or (
+            call.phase == "backward" and call.site.module in self._called_modules
+        )
         return self.listening and follows
 
     def note(self, site: str, what: dict[str, Any]) -> None:
-        """Writes something about the recording itself into it, such as a change of settings, where it happened."""
+        """Writes a row about the recording itself, such as a change of settings, at the point where it happened."""
         self._writer.call(
             Call(self._next_seq(), self.step, 0, "custom", site, "astray", 0, "forward", args=json.dumps(what))
         )
 
-    def _outermost(self, root: str, recompute: bool) -> int:
-        """The micro step of an outermost call: each is one more, but a recomputation has that of its first forward."""
+    def _outermost_micro(self, root: str, recompute: bool) -> int:
+        """The micro step of an outermost call: the next one, or that of the first forward for a recomputation."""
         if recompute:
-            return self._passing.get(root, self._micro.get(root, 0))
+            return self._backward_micro.get(root, self._micro.get(root, 0))
         if self.on_outermost is not None:
             self.on_outermost(root)
         micro = self.latest_micro = self._micro[root] = self._micro.get(root, -1) + 1
@@ -143,20 +145,20 @@ class Engine(Calls):
         self._end_interrupted()
         self._micro.clear()
         self.latest_micro = 0
-        self._passing.clear()
-        self._called.clear()
+        self._backward_micro.clear()
+        self._called_modules.clear()
         self.scaled = False
         self.tensors.next_step()
         if self._scope is not None:
             self._scope.reset()
         self._writer.step_done()
         self._forward_ended = False
-        self._decide()
+        self._update_flags()
 
     def _end_interrupted(self) -> None:
-        """Ends calls of a backward pass that a signal handler's exception has left open: none outlives its step.
+        """Ends calls of a backward pass that a signal handler's exception has left open: no call outlives its step.
 
-        Calls that have a frame are known by it not to run any more.
+        Calls that have a frame are ended elsewhere, when their frame is found not to be running any more.
         """
         for call in reversed(self._open_calls()):
             if call.phase != "backward" or call.frame is not None:
@@ -166,29 +168,29 @@ class Engine(Calls):
     def end_forward(self) -> None:
         """Calls that start from here on are not recorded in this step; the backward of earlier ones still is."""
         self._forward_ended = True
-        self._decide()
+        self._update_flags()
 
     def pause(self, paused: bool = True) -> None:
         self.paused = paused
-        self._decide()
+        self._update_flags()
 
     def finish(self, nothing: str | None = None) -> None:
-        """The recording is over: writes what limits left out. `nothing`: why there may be no call at all."""
+        """Ends the recording: writes what limits left out. `nothing`: the reason to give if no call was recorded."""
         self.recording = self.listening = False
-        self._over = True
+        self._has_ended = True
         if self._next_seq() == 0:
-            why = self._why_nothing() or nothing
+            why = self._why_empty() or nothing
             if why is not None:
-                self.missed(NOTHING, why)
+                self.missed(ANY_CALL, why)
         for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
 
-    def _why_nothing(self) -> str | None:
-        """Why not one call was recorded, as far as the settings explain it."""
+    def _why_empty(self) -> str | None:
+        """Why no call was recorded, if the settings explain it."""
         settings = self.settings
-        if self._passed_over:
-            met = ", ".join(self._passed_over)
-            return f"match, ignore, classes or scope leave out all there were, such as {met}"
+        if self._unmatched:
+            unmatched = ", ".join(self._unmatched)
+            return f"match, ignore, classes or scope leave out all there were, such as {unmatched}"
         if not any(step in settings.steps for step in range(self.step + 1)):
             return f"steps {settings.steps} were asked for, and the program ended in step {self.step}"
         if settings.phases == {"update"}:
@@ -206,30 +208,26 @@ class Engine(Calls):
         return bool(self._open_calls())
 
     @property
-    def is_in_a_module(self) -> bool:
+    def is_in_module(self) -> bool:
         """Whether a module of this recording is running, on this thread. One that an exception has left stays open."""
-        return not self._over and any(call.site.kind == "module" for call in self._open_calls())
-
-    def belongs_here(self) -> bool:
-        """False in a forked child, such as a DataLoader's worker, which must not record."""
-        return self.is_here
+        return not self._has_ended and any(call.site.kind == "module" for call in self._open_calls())
 
     def missed(self, what: str, why: str) -> None:
-        """Something could not be observed. It is counted, and listed in the run."""
+        """Something could not be observed. It is counted and listed in the run."""
         self._writer.missed(what, why)
 
     def failed(self, doing: str, error: Exception) -> None:
         """Something inside astray went wrong. The program goes on; the run lists it, and the user is warned once.
 
-        Raises an exception of one of the program's signal handlers, which came while code of ours ran.
+        Raises an exception again that one of the program's signal handlers raised while our code ran.
         """
         interrupt = interrupt_of(error)
         if interrupt is not None:
             self.missed(doing, f"a signal handler of the program raised {type(interrupt).__name__}")
             raise interrupt
         self.missed(doing, f"{type(error).__name__}: {error}")
-        if not self._failed_once:
-            self._failed_once = True
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "astray could not record %s (%s: %s). The program is not affected; what is missing is listed in the "
                 "run's end.json.", doing, type(error).__name__, error,
@@ -239,10 +237,10 @@ class Engine(Calls):
 _engines: WeakRegistry[Engine] = WeakRegistry()
 
 
-def _leave_the_child_alone() -> None:
+def _stop_in_forked_child() -> None:
     for engine in _engines:
-        engine.is_here = False
+        engine.in_own_process = False
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_leave_the_child_alone)
+    os.register_at_fork(after_in_child=_stop_in_forked_child)

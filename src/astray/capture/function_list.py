@@ -32,9 +32,9 @@ KINDS = {
 """Every category, and the kind of call that it is a part of. `ops` are the operators of other libraries."""
 
 ANY = "any"
-"""Where the names of a plain list are kept: they are meant in whatever category of functions they are found."""
+"""The category of names in a plain list: they match a function of any category."""
 
-_HOMES = {
+_PREFIXES = {
     "torch.nn.functional.": "functional",
     "torch.distributed.": "distributed",
     "torch.ops.aten.": "aten",
@@ -50,7 +50,7 @@ _HOMES = {
     "aten.": "aten",
     "F.": "functional",
 }
-"""How a full name of each category begins. Of two that fit, the longer comes first."""
+"""The prefix of full names in each category. A longer prefix comes before a shorter one that it begins with."""
 
 _FORM = "Give the path of a YAML file, a dict of categories with lists of names, or a list of names."
 
@@ -63,8 +63,8 @@ class FunctionList:
     >>> listed.wants("torch", "linalg.norm", True), listed.wants("torch", "add", True), listed.wants("aten", "mm", True)
     (True, False, True)
 
-    `*` is everything that is recorded by default. Patterns such as `linalg.*` choose among that; a name in full is
-    recorded in any case.
+    `*` is everything that is recorded by default. Patterns such as `linalg.*` select from that; a full name is recorded
+    in any case.
     """
 
     names: tuple[tuple[str, tuple[str, ...]], ...]
@@ -74,7 +74,7 @@ class FunctionList:
 
     def __post_init__(self) -> None:
         entries = [(category, name) for category, names in self.names for name in names]
-        exact = frozenset((category, _spelled(name)) for category, name in entries if not _is_pattern(name))
+        exact = frozenset((category, _canonical(name)) for category, name in entries if not _is_pattern(name))
         object.__setattr__(self, "_kinds", frozenset(_kind(category) for category, _ in self.names))
         object.__setattr__(self, "_exact", exact)
         object.__setattr__(self, "_patterns", tuple(entry for entry in entries if _is_pattern(entry[1])))
@@ -88,61 +88,61 @@ class FunctionList:
             return cls._read(given)
         if isinstance(given, Mapping):
             entries = [entry for category, names in given.items() for entry in _entries(category, names)]
-            found: dict[str, dict[str, None]] = {_category(category): {} for category in given}
+            by_category: dict[str, dict[str, None]] = {_category(category): {} for category in given}
         elif isinstance(given, list | tuple | set | frozenset):
-            entries = [place(name) for name in _names(ANY, given)]
-            found = {}
+            entries = [categorise(name) for name in _names(ANY, given)]
+            by_category = {}
         else:
-            raise RecordError(f"functions={given!r} is no list. {_FORM}")
+            raise RecordError(f"functions={given!r} is not a list. {_FORM}")
         for category, name in entries:
-            found.setdefault(category, {})[name] = None
-        return cls(tuple((category, tuple(names)) for category, names in found.items())) if found else None
+            by_category.setdefault(category, {})[name] = None
+        return cls(tuple((category, tuple(names)) for category, names in by_category.items())) if by_category else None
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> FunctionList | None:
         try:
-            found = load(path)
+            content = load(path)
         except RecordError as error:
             raise RecordError(f"functions={str(path)!r}: {error} {_FORM}") from None
-        if isinstance(found, str):  # which would be taken for the path of another file
-            raise RecordError(f"In {path}: it holds {found!r}, which is no list.")
+        if isinstance(content, str):  # which would be taken for the path of another file
+            raise RecordError(f"In {path}: it holds {content!r}, which is not a list.")
         try:
-            return cls.parse([] if found is None else found)
+            return cls.parse([] if content is None else content)
         except RecordError as error:
             raise RecordError(f"In {path}: {error}") from None
 
-    def as_given(self) -> dict[str, list[str]]:
+    def as_dict(self) -> dict[str, list[str]]:
         """As a dict that `parse` reads."""
         return {category: list(names) for category, names in self.names}
 
     def wants(self, category: str, name: str, by_default: bool) -> bool:
         """Whether the calls of a function are recorded.
 
-        name: as it stands in its category: `softmax`, `linalg.norm`, `add.Tensor`; `place` gives both.
+        name: as it stands in its category: `softmax`, `linalg.norm`, `add.Tensor`; `categorise` gives both.
         by_default: whether they would be recorded without a list.
         """
         kind = _kind(category)
         if kind not in self._kinds:
             return by_default
-        spellings = _spellings(category, name)
-        places = (category, ANY) if kind == "function" else (category,)
-        if any((place, spelling) in self._exact for place in places for spelling in spellings):
+        spellings = _all_spellings(category, name)
+        categories = (category, ANY) if kind == "function" else (category,)
+        if any((each, spelling) in self._exact for each in categories for spelling in spellings):
             return True
         return by_default and any(
-            place in places and any(fnmatchcase(spelling, pattern) for spelling in spellings)
-            for place, pattern in self._patterns
+            each in categories and any(fnmatchcase(spelling, pattern) for spelling in spellings)
+            for each, pattern in self._patterns
         )
 
 
-def place(full: str) -> tuple[str, str]:
-    """The category of a function and its name there, from its full name; "any" when that tells no category.
+def categorise(full: str) -> tuple[str, str]:
+    """The category of a function and its name there, from its full name; "any" when the name has no known prefix.
 
-    >>> place("torch.nn.functional.softmax"), place("torch.linalg.norm"), place("softmax")
+    >>> categorise("torch.nn.functional.softmax"), categorise("torch.linalg.norm"), categorise("softmax")
     (('functional', 'softmax'), ('torch', 'linalg.norm'), ('any', 'softmax'))
     """
-    for home, category in _HOMES.items():
-        if full.startswith(home):
-            return category, full.removeprefix(home)
+    for prefix, category in _PREFIXES.items():
+        if full.startswith(prefix):
+            return category, full.removeprefix(prefix)
     return ANY, full
 
 
@@ -151,34 +151,37 @@ def _kind(category: str) -> str:
 
 
 def _category(given: object) -> str:
-    """A category as it is written, in any case and also as the full name of what it stands for."""
-    known = {**{home.strip(".:").lower(): to for home, to in _HOMES.items()}, **{name.lower(): name for name in KINDS}}
-    found = ANY if given == ANY else known.get(str(given).lower())
-    if found is None:
+    """The category that a user wrote, in any case, or by the full name of its module or class."""
+    known = {
+        **{home.strip(".:").lower(): to for home, to in _PREFIXES.items()},
+        **{name.lower(): name for name in KINDS},
+    }
+    category = ANY if given == ANY else known.get(str(given).lower())
+    if category is None:
         raise RecordError(
             f"functions has a category {given!r}, which is not known. It can be {', '.join(map(repr, KINDS))}."
             f"{did_you_mean(given, KINDS)}"
         )
-    return found
+    return category
 
 
 def _entries(given: object, names: object) -> list[tuple[str, str]]:
-    """The entries that stand under a category, without what may stand before a name."""
+    """The entries under a category, without the prefixes of their names."""
     category = _category(given)
-    found = []
+    entries = []
     for full in _names(given, names):
-        home, name = place(full)
-        if category != ANY and home not in (ANY, category):
-            raise RecordError(f"functions has {full!r} under {given!r}, but that is one of {home!r}.")
-        found.append((category, name if home == category else full))
-    return found
+        prefix_category, name = categorise(full)
+        if category != ANY and prefix_category not in (ANY, category):
+            raise RecordError(f"functions has {full!r} under {given!r}, but that is one of {prefix_category!r}.")
+        entries.append((category, name if prefix_category == category else full))
+    return entries
 
 
 def _names(category: object, given: object) -> list[str]:
     """The names in a list as it is written; None is an empty one."""
     names = [] if given is None else [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
-        raise RecordError(f"functions has {given!r} under {category!r}, which is no list of names.")
+        raise RecordError(f"functions has {given!r} under {category!r}, which is not a list of names.")
     return sorted(names) if isinstance(names, set | frozenset) else list(names)
 
 
@@ -192,8 +195,8 @@ _BINARY = frozenset(
 _RENAMED = {"truediv": "div", "mod": "remainder", "floordiv": "floor_divide"}
 
 
-def _spelled(name: str) -> str:
-    """One spelling of what goes by several: `__add__`, `__radd__` and `add`, or `linalg.norm` and `linalg_norm`."""
+def _canonical(name: str) -> str:
+    """One spelling for equivalent names: `__add__`, `__radd__` and `add`, or `linalg.norm` and `linalg_norm`."""
     operator = re.fullmatch(r"__(\w+)__", name)
     if operator is None:
         return re.sub(r"^(linalg|fft|special)\.", r"\1_", name)
@@ -204,11 +207,11 @@ def _spelled(name: str) -> str:
     return _RENAMED.get(word, word) + "_" * in_place
 
 
-def _spellings(category: str, name: str) -> set[str]:
-    """What an entry may say to mean a function. An operator goes with its overload and without."""
-    found = {name, _spelled(name)}
+def _all_spellings(category: str, name: str) -> set[str]:
+    """All spellings by which an entry may name a function. Operators match with and without their overload."""
+    spellings = {name, _canonical(name)}
     if category in ("aten", "ops"):
         packet = name.split(".")[: 1 if category == "aten" else 2]
-        found.add(".".join(packet))
-        found.add(_spelled(".".join(packet)))
-    return found
+        spellings.add(".".join(packet))
+        spellings.add(_canonical(".".join(packet)))
+    return spellings

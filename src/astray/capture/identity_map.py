@@ -1,6 +1,7 @@
-"""Objects of the program, told apart by what they are: their `__eq__` and `__hash__` are not run.
+"""Maps and sets keyed by the identity of the program's objects.
 
-A module may be unhashable, compare as a tensor, or raise when it is asked. Objects are held weakly.
+Their `__eq__` and `__hash__` are not run: a module may be unhashable, compare elementwise, or raise. Keys are held
+weakly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ D = TypeVar("D")
 
 
 class IdentityMap(Generic[K, V]):
-    """Something known of each of several objects, for as long as these live.
+    """A value for each of several objects, for as long as these live.
 
     >>> sites = IdentityMap()
     >>> sites[module] = site
@@ -37,7 +38,8 @@ class IdentityMap(Generic[K, V]):
         return entry[1] if entry is not None and entry[0]() is key else default
 
     def __setitem__(self, key: K, value: V) -> None:
-        # When the object dies its entry goes, without a line of Python: `pop` is given the dead reference as a default.
+        # When the object dies its entry is removed without running Python code: `pop` gets the dead reference as its
+        # default.
         self._entries[id(key)] = weakref.ref(key, partial(self._entries.pop, id(key))), value
 
     @overload
@@ -54,12 +56,12 @@ class IdentityMap(Generic[K, V]):
         return entry is not None and entry[0]() is key
 
     def __iter__(self) -> Iterator[K]:
-        """The living, as they are when it begins."""
+        """The living keys, as of the start of the iteration."""
         yield from [key for key, _ in self.items()]
 
     def items(self) -> list[tuple[K, V]]:
-        found = [(reference(), value) for reference, value in list(self._entries.values())]
-        return [(key, value) for key, value in found if key is not None]
+        entries = [(reference(), value) for reference, value in list(self._entries.values())]
+        return [(key, value) for key, value in entries if key is not None]
 
     def clear(self) -> None:
         self._entries.clear()

@@ -1,6 +1,6 @@
 """A recording: start, step, stop. Users hold it as `astray.recorder.Recorder`.
 
-Checks the settings, opens the writer, chooses an adapter for the model, and places the engine between them.
+Checks the settings, opens the writer, chooses an adapter for the model, and connects the two by an `Engine`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astray.capture.settings import RecordingOptions, Settings
 from astray.errors import RecordError
 from astray.log import logger
 from astray.process import absolute, rank_and_world_size, relative_to_cwd
-from astray.records import NOTHING
+from astray.records import ANY_CALL
 from astray.store import BackgroundWriter, DeferredMeasurements, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from astray.capture.engine import Engine
 
 
-class Opens(Protocol):
+class WriterFactory(Protocol):
     """Opens the writer of one rank: `RunWriter`, or another `BackgroundWriter`."""
 
     def __call__(
@@ -44,24 +44,24 @@ class Opens(Protocol):
         info: RunInfo,
         overwrite: bool,
         queue_bytes: int,
-        late: DeferredMeasurements | None,
+        deferred: DeferredMeasurements | None,
     ) -> BackgroundWriter: ...
 
 
 class RecordingWatcher(Protocol):
-    """Looks at a recording while it is written onto disk, and may end the program. `RecordingGuard` is one."""
+    """Watches a recording while it is written to disk, and may end the program. `RecordingGuard` is one."""
 
     def check(self, settings: Settings) -> None:
-        """Raises a RecordError when a recording by these settings shows it nothing."""
+        """Raises a RecordError when a recording with these settings would show it nothing."""
 
     def open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
-        """The writer of the recording, which shows it each step; takes what `Opens` does."""
+        """The writer of the recording, which shows it each step; takes what `WriterFactory` does."""
 
     def after_step(self, over: int) -> None:
-        """So many steps are over. May raise."""
+        """`over` steps have ended. May raise."""
 
     def ended(self, error: BaseException) -> str | None:
-        """How the recording ended, if it was this that has ended it."""
+        """How the recording ended, if this watcher has ended it; else None."""
 
     def finish(self, going_down: bool) -> None:
         """The recording is closed. May raise, unless the program is `going_down`."""
@@ -70,7 +70,7 @@ class RecordingWatcher(Protocol):
 class BaseRecorder:
     """Records the tensors of a model's calls into a run; `astray.recorder.Recorder` explains what can be given.
 
-    guard: what looks at the recording while it is written.
+    guard: watches the recording while it is written.
     """
 
     def __init__(
@@ -80,40 +80,41 @@ class BaseRecorder:
         *,
         overwrite: bool = False,
         guard: RecordingWatcher | None = None,
-        writer: Opens = RunWriter,
+        writer: WriterFactory = RunWriter,
         **settings: Unpack[RecordingOptions],
     ) -> None:
         self.path = absolute(path)
         config = settings.get("config")
-        self._live = LiveConfig(config, settings) if config is not None else None
-        self.settings = Settings.check(**settings) if self._live is None else self._live.settings
+        self._live_config = LiveConfig(config, settings) if config is not None else None
+        self.settings = Settings.check(**settings) if self._live_config is None else self._live_config.settings
         if guard is not None and writer is not RunWriter:
             raise RecordError("guard= looks at what is written to disk, and writer= takes it elsewhere. Leave out one.")
         if guard is not None:
             guard.check(self.settings)
         self.guard = guard
-        # Paced, though the program says where steps end: a GradScaler's skips are to be known.
+        # With a guard steps are detected though the program ends them: that is how a GradScaler's skips are known.
+        self._finds_steps = isinstance(model, _GivenAdapter)
         self._adapter: Adapter = (
-            model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
+            model.adapter if self._finds_steps else adapter_for(model, detects_steps=self.guard is not None)
         )
-        self._finds_steps = isinstance(model, _Chosen)
         self._overwrite = overwrite
-        self._open_writer: Opens = writer if self.guard is None else self.guard.open
+        self._writer_factory: WriterFactory = writer if self.guard is None else self.guard.open
         self._started = False
         self._ranks = (0, 1)
         self._writer: BackgroundWriter | None = None
         self._engine: Engine | None = None
-        self._failure_told = False
-        self._forecast_told = writer is not RunWriter
-        self.say: Callable[[str], None] | None = None  # takes the forecast of the disk; by default it is logged
+        self._failure_reported = False
+        self._forecast_reported = writer is not RunWriter
+        self.report_forecast: Callable[[str], None] | None = None
+        """Called with the forecast of the disk; by default it is logged."""
 
     @classmethod
     def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **named: Any) -> Self:
-        """A recorder for a program whose models and steps the adapter finds by itself. `named` is what others take."""
-        return cls(path, _Chosen(adapter), **named)
+        """A recorder for a program whose models and steps the adapter finds. `named`: as for `__init__`."""
+        return cls(path, _GivenAdapter(adapter), **named)
 
     def start(self) -> Self:
-        """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
+        """Opens the run and puts the hooks in place. Does nothing on a rank that the settings leave out."""
         if self._started:
             raise RecordError(
                 f"This recorder has already been started, on {relative_to_cwd(self.path)}. "
@@ -128,13 +129,13 @@ class BaseRecorder:
                 "astray was installed without a compiler, so measuring tensors takes many times as long. "
                 "Install it again where there is one."
             )
-        self._writer = self._open_writer(
+        self._writer = self._writer_factory(
             self.path,
             rank,
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
-            late=self._adapter.reader.late,
+            deferred=self._adapter.reader.late,
         )
         from astray.capture.engine import Engine  # which loads what is built for torch
 
@@ -144,15 +145,15 @@ class BaseRecorder:
         try:
             self._adapter.start(self._engine, self.step)
             if self.guard is not None and not self._finds_steps:
-                self._adapter.let_program_pace()
-        except BaseException:  # an interrupt too must leave no hook and no empty run; it goes on its way below
+                self._adapter.let_program_end_steps()
+        except BaseException:  # an interrupt must not leave hooks or an empty run either; it is raised again below
             self.stop()
             self._writer.discard()
             raise
         return self
 
     def _info(self, world_size: int) -> RunInfo:
-        return RunInfo.here(
+        return RunInfo.of_process(
             framework=self._adapter.framework,
             versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
             devices=self._adapter.devices(),
@@ -163,24 +164,24 @@ class BaseRecorder:
 
     @property
     def recording(self) -> bool:
-        """True between start and stop, in a step that was asked for."""
+        """True between start and stop, in a step that the settings include."""
         return self._engine is not None and self._engine.recording
 
     def step(self) -> None:
         """Ends a step. Call it once an iteration, after the optimizer."""
         engine = self._running("step")
-        if engine is None or not engine.belongs_here():
+        if engine is None or not engine.in_own_process:
             return
-        with self._guarding(engine, "the end of a step"):
+        with self._reporting_failures(engine, "the end of a step"):
             self._adapter.next_step()
         engine.next_step()
-        if not self._forecast_told and "tensors" in self.settings.keep:
-            with self._guarding(engine, "what a step takes on the disk"):
-                self._tell_forecast(engine)
-        with self._guarding(engine, "a change of the settings"):
-            self._follow_the_file(engine)
-            self._adapter.listen()
-        self._tell_failure()
+        if not self._forecast_reported and "tensors" in self.settings.keep:
+            with self._reporting_failures(engine, "what a step takes on the disk"):
+                self._report_forecast(engine)
+        with self._reporting_failures(engine, "a change of the settings"):
+            self._apply_config_changes(engine)
+            self._adapter.update_hooks()
+        self._report_failure()
         if self.guard is not None:
             self.guard.after_step(engine.step)
 
@@ -193,21 +194,21 @@ class BaseRecorder:
         gradient: also record the gradients that arrive at its tensors in the backward pass.
         """
         engine = self._running("save")
-        if engine is not None and engine.recording and engine.belongs_here():
-            with self._guarding(engine, f"the value saved as {name!r}"):
+        if engine is not None and engine.recording and engine.in_own_process:
+            with self._reporting_failures(engine, f"the value saved as {name!r}"):
                 self._adapter.save(str(name), value, gradient, sys._getframe(1))
 
-    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
-        """The recording was started in the middle of this call of a module, to which it belongs."""
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
+        """The recording was started during this call of a module, which is recorded too."""
         engine = self._engine
-        if engine is not None and engine.belongs_here():
-            with self._guarding(engine, "the first call of a module"):
-                self._adapter.meet(module, args, frame)
+        if engine is not None and engine.in_own_process:
+            with self._reporting_failures(engine, "the first call of a module"):
+                self._adapter.module_called(module, args, frame)
 
     def forward_end(self) -> None:
         """Records only what has run so far in this step, and the backward of that. The next step is recorded again."""
         engine = self._running("forward_end")
-        if engine is not None and engine.belongs_here():
+        if engine is not None and engine.in_own_process:
             engine.end_forward()
 
     def pause(self) -> AbstractContextManager[None]:
@@ -227,21 +228,21 @@ class BaseRecorder:
 
     def _pause(self, paused: bool) -> None:
         engine = self._running("pause" if paused else "resume")
-        if engine is not None and engine.belongs_here():
+        if engine is not None and engine.in_own_process:
             engine.pause(paused)
-            with self._guarding(engine, "a pause"):
-                self._adapter.listen()
+            with self._reporting_failures(engine, "a pause"):
+                self._adapter.update_hooks()
 
     def flush(self) -> None:
         """Waits until everything recorded so far is in the files, where not even `kill -9` takes it away."""
         if self._running("flush") is not None and self._writer is not None:
             self._writer.flush()
-            self._tell_failure()
+            self._report_failure()
 
     def stop(self, ended: str = "normally", nothing: str | None = None) -> None:
         """Removes every hook and closes the run. Stopping twice does no harm.
 
-        A guard acts on what was called since the last step. `nothing` says why there may be no call in it.
+        A guard acts on calls since the last step. `nothing`: the reason to give if no call was recorded.
         """
         if self._close(ended, nothing) and self.guard is not None:
             self.guard.finish(going_down=False)
@@ -253,30 +254,30 @@ class BaseRecorder:
             self.guard.finish(going_down=True)
 
     def _close(self, ended: str, nothing: str | None = None) -> bool:
-        """Closes the run. Whether it was open."""
+        """Closes the run. Returns whether it was open."""
         engine, writer = self._engine, self._writer
-        if engine is None or writer is None or not engine.belongs_here():
+        if engine is None or writer is None or not engine.in_own_process:
             return False
         self._engine = None
         with contextlib.ExitStack() as closing:  # a signal handler may raise in the middle of any of these
             closing.callback(self._adapter.reader.stop)
             closing.callback(self._close_writer, engine, writer, ended)
-            with self._guarding(engine, "the end of the recording"):
+            with self._reporting_failures(engine, "the end of the recording"):
                 engine.finish(nothing)
                 self._adapter.stop()
-        self._tell_failure()
+        self._report_failure()
         return True
 
     def _close_writer(self, engine: Engine, writer: BackgroundWriter, ended: str) -> None:
-        with self._guarding(engine, "the end of the recording"):
+        with self._reporting_failures(engine, "the end of the recording"):
             writer.close(ended)
 
-    def _follow_the_file(self, engine: Engine) -> None:
-        """Takes over what was written into the config file since the last step."""
-        if self._live is None:
+    def _apply_config_changes(self, engine: Engine) -> None:
+        """Applies changes of the config file since the last step."""
+        if self._live_config is None:
             return
         try:
-            settings = self._live.changed()
+            settings = self._live_config.changed()
             if settings is not None and self.guard is not None:
                 self.guard.check(settings)
         except RecordError as error:
@@ -289,8 +290,8 @@ class BaseRecorder:
             engine.note("astray/settings", settings.as_dict())
 
     @contextlib.contextmanager
-    def _guarding(self, engine: Engine, doing: str) -> Iterator[None]:
-        """Keeps exceptions of ours out of the user's program: they are reported in the run."""
+    def _reporting_failures(self, engine: Engine, doing: str) -> Iterator[None]:
+        """Keeps our exceptions out of the user's program: they are reported in the run."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
@@ -303,10 +304,10 @@ class BaseRecorder:
         return 0 if end is None else end.calls
 
     @property
-    def in_trouble(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether a stopped recording is empty or incomplete."""
         end = self._writer.end if self._writer is not None else None
-        return end is not None and (not end.complete or any(one.what == NOTHING for one in end.missed))
+        return end is not None and (not end.complete or any(missed.what == ANY_CALL for missed in end.missed))
 
     def summary(self) -> str:
         """What a stopped recording holds, in one line."""
@@ -315,7 +316,7 @@ class BaseRecorder:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
             return f"{relative_to_cwd(self.path)} is still being recorded"
-        reason = next((one.why for one in end.missed if one.what == NOTHING), None)
+        reason = next((entry.why for entry in end.missed if entry.what == ANY_CALL), None)
         if reason is not None:
             return f"nothing was recorded in {relative_to_cwd(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
@@ -325,10 +326,10 @@ class BaseRecorder:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
             parts.append(f"{sum(missed.count for missed in end.missed):,} not observed (see end.json)")
-        return f"{', '.join(parts)} in {relative_to_cwd(self.path)}{self._of_ranks()}"
+        return f"{', '.join(parts)} in {relative_to_cwd(self.path)}{self._rank_note()}"
 
-    def _of_ranks(self) -> str:
-        """That this is one of several ranks. What the others hold is not said: it is much the same."""
+    def _rank_note(self) -> str:
+        """Says that this is one of several ranks. The others hold much the same and are not described."""
         rank, world_size = self._ranks
         return f" (on rank {rank}; {world_size} ranks)" if world_size > 1 else ""
 
@@ -338,36 +339,36 @@ class BaseRecorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.stop() if error is None else self.stop_after(error)
 
-    def _running(self, asked: str) -> Engine | None:
+    def _running(self, method: str) -> Engine | None:
         if not self._started:
             raise RecordError(
-                f"{asked}() was called before start(). Start the recorder, or use `with astray.record(…)`."
+                f"{method}() was called before start(). Start the recorder, or use `with astray.record(…)`."
             )
         return self._engine
 
-    def _tell_forecast(self, engine: Engine) -> None:
-        """After the first step of which values were kept: what a step takes on the disk, and how many more fit."""
-        step = engine.tensors.taken
+    def _report_forecast(self, engine: Engine) -> None:
+        """Reports, after the first step with kept values, how much disk a step takes and how many more steps fit."""
+        step = engine.tensors.recorded
         if not step.values:
             return
-        self._forecast_told = True
+        self._forecast_reported = True
         rank, world_size = self._ranks
-        recording = [one for one in range(world_size) if one in self.settings.ranks]
+        recording = [each for each in range(world_size) if each in self.settings.ranks]
         if rank != min(recording, default=rank):  # the others would say the same
             return
         try:
-            found = forecast(step, self.path, self.settings.max_bytes, len(recording))
-        except OSError:  # a file system that does not tell; a full one is told by the writer
+            disk = forecast(step, self.path, self.settings.max_bytes, len(recording))
+        except OSError:  # a file system without this figure; a full disk is reported by the writer
             return
-        if self.say is not None:
-            self.say(found.sentence)
+        if self.report_forecast is not None:
+            self.report_forecast(disk.sentence)
         else:
-            logger.log(logging.WARNING if found.is_tight else logging.INFO, "%s: %s", self.path, found.sentence)
+            logger.log(logging.WARNING if disk.is_tight else logging.INFO, "%s: %s", self.path, disk.sentence)
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         """A disk that is full stops the recording, not the program; the user is warned once."""
-        if self._writer is not None and self._writer.failure and not self._failure_told:
-            self._failure_told = True
+        if self._writer is not None and self._writer.failure and not self._failure_reported:
+            self._failure_reported = True
             logger.warning("%s", self._writer.failure)
             if self._engine is not None:
                 self._engine.pause()
@@ -383,7 +384,7 @@ class _Paused(contextlib.AbstractContextManager[None]):
         self._recorder.resume()
 
 
-class _Chosen:
+class _GivenAdapter:
     """An adapter given in place of a model."""
 
     def __init__(self, adapter: Adapter) -> None:

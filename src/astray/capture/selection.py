@@ -1,8 +1,8 @@
-"""Which of the sites, calls and tensors are recorded, once the settings are known. Used by the engine, in the hot path.
+"""Which sites, calls and tensors the settings select.
 
-`RecordingSelection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites;
-`Quota` counts down to the limits, and remembers what was left out beyond them. `forecast` tells the recorder, after the
-first step, how many more fit on the disk: keeping all values fills one within minutes.
+Used by the engine, in the hot path. `RecordingSelection` decides for a site, and the caller keeps the answer; `Scope`
+follows the calls between two sites; `Quota` counts towards the limits, and what was left out beyond them. `forecast`
+computes, after the first step, how many more steps fit on the disk: keeping all values fills one within minutes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from astray.capture.settings import Settings
 from astray.records import Kind, MissedTensor
 from astray.wording import sized
 
-_UNTYPED = ("parameter", "optimizer")  # their class says nothing about what they are
+_UNTYPED = ("parameter", "optimizer")  # their class does not describe them
 
 
 class RecordingSelection:
-    """What the settings ask for. A call of `rec.save` is always wanted: it stands in the program on purpose."""
+    """What the settings select. A call of `rec.save` is always recorded: the program makes it on purpose."""
 
     def __init__(self, settings: Settings) -> None:
         self.phases = settings.phases
@@ -32,7 +32,7 @@ class RecordingSelection:
         self._classes = frozenset(settings.classes)
 
     def wants_site(self, name: str, type: str, kind: Kind) -> bool:
-        """Whether the calls of a site are recorded. Costs a few searches, so keep the answer."""
+        """Whether the calls of a site are recorded. Costs a few regex searches, so callers keep the answer."""
         if kind == "custom":
             return True
         if self._match and not any(pattern.search(name) for pattern in self._match):
@@ -44,12 +44,12 @@ class RecordingSelection:
     def _is_listed(self, type: str, kind: Kind) -> bool:
         if not self._classes.isdisjoint(_names(type, kind)):
             return True
-        # A type that is known only by its last name can still be meant by one that is written in full.
+        # A type that is known only by its last name also matches one that is written in full.
         return "." not in type and any(given.rpartition(".")[2] == type for given in self._classes)
 
 
 def _names(type: str, kind: Kind) -> set[str]:
-    """What may be written to mean a type: `softmax` for torch.nn.functional.softmax, `add` for aten.add.Tensor."""
+    """The names that select a type: `softmax` for torch.nn.functional.softmax, `add` for aten.add.Tensor."""
     parts = re.split(r"\.|::", type)
     if kind != "op":
         return {type, parts[-1]}
@@ -86,7 +86,7 @@ class Scope:
 
 
 class Quota:
-    """The limits on rows and on bytes of values. Beyond them things are counted, not recorded.
+    """The limits on rows and on bytes of values. Beyond them tensors are counted, not recorded.
 
     A tensor whose values no longer fit does not end it: smaller ones that come later may still fit.
     """
@@ -100,11 +100,11 @@ class Quota:
         self.change(settings)
 
     def change(self, settings: Settings) -> None:
-        """Other limits from now on. They are over the whole recording: what came before counts too."""
-        self._most = settings.max_tensors
-        self._most_of_step = settings.max_tensors_per_step
+        """Sets other limits. They apply to the whole recording: what was recorded before counts too."""
+        self._most_rows = settings.max_tensors
+        self._most_rows_of_step = settings.max_tensors_per_step
         self._most_bytes = settings.max_bytes
-        self.is_limited = self._most is not None or self._most_of_step is not None
+        self.is_limited = self._most_rows is not None or self._most_rows_of_step is not None
 
     def row(self) -> bool:
         """Whether one more tensor may be recorded. If so, it is counted."""
@@ -112,18 +112,18 @@ class Quota:
             self._rows += 1  # a count that a thread may lose is good enough until there is a limit
             return True
         with self._lock:
-            if self._most is not None and self._rows >= self._most:
-                self._left_out["tensors", f"beyond max_tensors={self._most:,}"] += 1
+            if self._most_rows is not None and self._rows >= self._most_rows:
+                self._left_out["tensors", f"beyond max_tensors={self._most_rows:,}"] += 1
                 return False
-            if self._most_of_step is not None and self._rows_of_step >= self._most_of_step:
-                self._left_out["tensors", f"beyond max_tensors_per_step={self._most_of_step:,}"] += 1
+            if self._most_rows_of_step is not None and self._rows_of_step >= self._most_rows_of_step:
+                self._left_out["tensors", f"beyond max_tensors_per_step={self._most_rows_of_step:,}"] += 1
                 return False
             self._rows += 1
             self._rows_of_step += 1
         return True
 
     def count(self, rows: int) -> None:
-        """So many tensors were recorded without asking, while nothing was limited."""
+        """Adds rows that were recorded natively, while there was no limit."""
         with self._lock:
             self._rows += rows
 
@@ -137,7 +137,7 @@ class Quota:
         return True
 
     @property
-    def taken(self) -> RecordedBytes:
+    def recorded(self) -> RecordedBytes:
         """What was recorded so far."""
         return RecordedBytes(self._bytes, self._rows)
 
@@ -153,7 +153,7 @@ class Quota:
 ROW_BYTES = 300
 """Estimate for a row of `tensors` with its share of `calls`, measured on a model of 20 layers."""
 
-FEW = 20
+FEW_STEPS = 20
 """With room for fewer steps than this, the forecast says what to do about it."""
 
 
@@ -169,14 +169,14 @@ class RecordedBytes(NamedTuple):
 
 
 class DiskForecast(NamedTuple):
-    """How many more steps like the first one fit, and that in a sentence."""
+    """How many more steps like the first one fit, as a number and as a sentence."""
 
     steps: int
     sentence: str
 
     @property
     def is_tight(self) -> bool:
-        return self.steps < FEW
+        return self.steps < FEW_STEPS
 
 
 def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: int) -> DiskForecast:
@@ -187,5 +187,5 @@ def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: in
         more, room = max(max_bytes // max(step.values, 1) - 1, 0), f"max_bytes={max_bytes:,}"
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     fit = f"{more:,} more {'fits' if more == 1 else 'fit'} into {room}" if more else f"no more fits into {room}"
-    advice = " Record fewer steps or sites, a slice or a sample (`astray help recording`)." if more < FEW else ""
+    advice = " Record fewer steps or sites, a slice or a sample (`astray help recording`)." if more < FEW_STEPS else ""
     return DiskForecast(more, f"a step takes {sized(step.nbytes)} on the disk{each}; {fit}.{advice}")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from astray.capture.config_file import settings_in
-from astray.capture.experiments import LARGEST
 from astray.capture.function_list import FunctionList
 from astray.errors import RecordError, UsageError
 from astray.part import Part
@@ -29,10 +28,15 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[str, Any], Any]
-"""Takes the name of a setting and what was given, and returns its value, which passes the same check unchanged."""
+"""Takes the name of a setting and the given value, and returns the checked value, which passes the same check
+unchanged.
+"""
 
 MOST = 1 << 62
-"""The largest count or size: it is handed on to code that has 63 bits for it."""
+"""The largest count or size: it is passed to code that stores it in 63 bits."""
+
+LARGEST_SEED = 2**32 - 1
+"""numpy's global generator takes no larger seed, and neither does Python's hash."""
 
 _UNITS: dict[str, int] = {
     "": 1, "b": 1,
@@ -42,19 +46,19 @@ _UNITS: dict[str, int] = {
 
 
 def words(known: tuple[str, ...], *, none: bool = False) -> Check:
-    """One or more of the known words, as a list or with commas between them. none: whether none at all will do."""
+    """One or more of the known words, as a list or separated by commas. none: whether an empty list is allowed."""
     choice = f"It can be {', '.join(map(repr, known))}, or several of them."
 
     def check(name: str, given: Any) -> frozenset[str]:
         if not isinstance(given, str | list | tuple | set | frozenset):
-            raise RecordError(f"{name}={given!r} is no word. {choice}")
-        found = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
-        for word in found:
+            raise RecordError(f"{name}={given!r} is not a word. {choice}")
+        selected = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
+        for word in selected:
             if word not in known:
                 raise RecordError(f"{name}={word!r} is not known. {choice}{did_you_mean(word, known)}")
-        if not found and not none:
+        if not selected and not none:
             raise RecordError(f"{name} is empty. {choice}")
-        return frozenset(found)
+        return frozenset(selected)
 
     return check
 
@@ -66,21 +70,21 @@ def ordered_words(known: tuple[str, ...]) -> Check:
 
 
 def names(name: str, given: Any) -> tuple[str, ...]:
-    """Names of any kind, as a list or with commas between them."""
-    found = given.split(",") if isinstance(given, str) else given
-    if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
-        raise RecordError(f"{name}={given!r} is no name and no list of names.")
-    return tuple(sorted({one.strip() for one in found} - {""}))
+    """Names of any kind, as a list or separated by commas."""
+    listed = given.split(",") if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(entry, str) for entry in listed):
+        raise RecordError(f"{name}={given!r} is neither a name nor a list of names.")
+    return tuple(sorted({entry.strip() for entry in listed} - {""}))
 
 
 def patterns(name: str, given: Any) -> tuple[str, ...]:
     """One regular expression, or a list of several."""
-    found = [given] if isinstance(given, str) else given
-    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
-        raise RecordError(f"{name}={given!r} is no regular expression and no list of them.")
-    for pattern in found:
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple) or not all(isinstance(pattern, str) for pattern in listed):
+        raise RecordError(f"{name}={given!r} is neither a regular expression nor a list of them.")
+    for pattern in listed:
         _compile(name, pattern)
-    return tuple(found)
+    return tuple(listed)
 
 
 def pair(name: str, given: Any) -> tuple[str, str]:
@@ -105,12 +109,12 @@ def whole(least: int) -> Check:
 
 
 def seed(name: str, given: Any) -> int | None:
-    """A seed; True stands for the first of them, and False for none."""
+    """A seed; True means seed 0, and False means none."""
     if isinstance(given, bool):
         return 0 if given else None
     number = _number(given)
-    if number is None or not 0 <= number <= LARGEST:
-        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST:,}.")
+    if number is None or not 0 <= number <= LARGEST_SEED:
+        raise RecordError(f"{name}={given!r} is not a seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
     return number
 
 
@@ -184,11 +188,11 @@ def _number(given: object) -> int | None:
 
 
 def _bytes(given: str) -> int | None:
-    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
+    if match is None or match[2] not in _UNITS:
         return None
     try:
-        return round(float(found[1]) * _UNITS[found[2]])
+        return round(float(match[1]) * _UNITS[match[2]])
     except (ValueError, OverflowError):  # 1__0, and what no float can hold
         return None
 
@@ -205,7 +209,7 @@ Numbers = str | int | Sequence[int] | range | StepSelection
 
 
 class RecordingOptions(TypedDict, total=False):
-    """The settings as a user may write them. None stands for a setting that is not given."""
+    """The settings as a user may write them. None means that a setting is not given."""
 
     level: Words | None
     keep: Words | None
@@ -267,7 +271,7 @@ class Settings:
     def check(cls, **given: Unpack[RecordingOptions]) -> Settings:
         """Settings from what a user wrote, or a RecordError that names the nearest right word.
 
-        With `config`, those of the file hold for everything that is not given here.
+        With `config`, the file's settings apply where none is given here.
         """
         config = given.get("config")
         in_file = checked(settings_in(config), f"In {config}: ") if config is not None else {}
@@ -278,7 +282,7 @@ class Settings:
         return self.keep != {"fingerprint"}
 
     def as_dict(self) -> dict[str, Any]:
-        """For run.json. `Settings.check(**…)` makes the same settings of it."""
+        """The settings as JSON for run.json. `Settings.check(**…)` restores them."""
         return {name: _plain(getattr(self, name)) for name in CHECKS}
 
 
@@ -287,36 +291,36 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {one.name: one.metadata["check"] 
 
 
 def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The values of the settings that were given. where: comes first in an error, such as the name of a file."""
-    found = {}
+    """The checked values of the given settings. where: a prefix for errors, such as the name of a file."""
+    values = {}
     for name, value in given.items():
         if name not in CHECKS and name != "config":
             known = f"The settings are {', '.join(CHECKS)}."
-            raise RecordError(f"{where}{name}={value!r} is no setting.{did_you_mean(name, CHECKS) or f' {known}'}")
+            raise RecordError(f"{where}{name}={value!r} is not a setting.{did_you_mean(name, CHECKS) or f' {known}'}")
         if value is not None and name != "config":
             try:
-                found[name] = CHECKS[name](name, value)
+                values[name] = CHECKS[name](name, value)
             except RecordError as error:
                 raise RecordError(f"{where}{error}") from None
-    return found
+    return values
 
 
-def placed(given: RecordingOptions) -> RecordingOptions:
-    """The same settings with absolute paths, for reading their files later: a program may change its folder."""
-    found = given.copy()
+def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
+    """The same settings with absolute paths: a program may change its folder before the files are read."""
+    settings = given.copy()
     for name in ("config", "functions"):
-        path = found.get(name)
+        path = settings.get(name)
         if isinstance(path, str | os.PathLike):
-            found[name] = absolute(path)
-    return found
+            settings[name] = absolute(path)
+    return settings
 
 
 def _plain(value: Any) -> Any:
-    """A setting in the form of JSON."""
+    """A setting as JSON."""
     if isinstance(value, StepSelection | Part):
         return str(value)
     if isinstance(value, FunctionList):
-        return value.as_given()
+        return value.as_dict()
     if isinstance(value, frozenset):
         return sorted(value)
     return list(value) if isinstance(value, tuple) else value

@@ -1,7 +1,7 @@
 """What a program was set to, as it is recorded: each fact once, and again only when it has changed.
 
-Adapters say what they see through `SetupLog.note`, as often as they like; what is new goes to the writer. Knows no
-framework: an adapter gives `plain` the types whose names it wants spelled out.
+Adapters report values through `SetupLog.note`, as often as they like; new and changed ones go to the writer. Knows no
+framework: an adapter passes `plain` the types whose values it wants written by name.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Final
 from astray.records import Setup
 
 MOST_CHANGES = 100
-"""So often a module's attribute is followed. One that counts calls would fill the disk, and is not a setting."""
+"""How many changes of a module's attribute are recorded. A call counter would fill the disk."""
 
-RESTLESS = "<changes too often to be followed>"
+CHANGES_TOO_OFTEN = "<changes too often to be followed>"
 
 LONGEST_TEXT = 100
 LONGEST_LIST = 16
 
 NOT_PLAIN: Final = object()
-"""What `plain` gives for a value that is not a setting."""
+"""What `plain` returns for a value that is not a setting."""
 
 ENVIRONMENT = {
     "NVIDIA_TF32_OVERRIDE": "0 forbids TF32 in cuBLAS and cuDNN, whatever the program asks for",
@@ -100,7 +100,7 @@ ENVIRONMENT = {
 
 
 class SetupLog:
-    """Hands what has changed to `write`, with the step from which it holds."""
+    """Passes what has changed to `write`, with the step from which it holds."""
 
     def __init__(self, write: Callable[[Setup], None]) -> None:
         self._write = write
@@ -110,7 +110,7 @@ class SetupLog:
     def note(
         self, step: int, subject: str, site: str, values: Mapping[str, Any], most_changes: int | None = None
     ) -> None:
-        """Say what something is set to now. A value that has changed more often than `most_changes` is let go."""
+        """Notes the values of a subject. One that has changed more than `most_changes` times is not followed on."""
         key = subject, site
         known = self._known.get(key)
         if known is None:
@@ -119,31 +119,31 @@ class SetupLog:
             return
         changed = {}
         for name, value in values.items():
-            if name in known and (known[name] is RESTLESS or _is_same(known[name], value)):
+            if name in known and (known[name] is CHANGES_TOO_OFTEN or _is_same(known[name], value)):
                 continue
             if most_changes is not None and name in known:
                 self._changes[subject, site, name] += 1
                 if self._changes[subject, site, name] > most_changes:
-                    value = RESTLESS
+                    value = CHANGES_TOO_OFTEN
             changed[name] = known[name] = value
         if changed:
             self._write(Setup(step, subject, site, changed))
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two plain values are; 1 and True are not."""
-    return type(one) is type(other) and one == other
+def _is_same(first: Any, second: Any) -> bool:
+    """Whether two plain values are equal and of one type: 1 and True are not."""
+    return type(first) is type(second) and first == second
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that change numbers and are set."""
+    """The variables of `ENVIRONMENT` that are set, with their values."""
     return {name: variables[name][:LONGEST_TEXT] for name in ENVIRONMENT if name in variables}
 
 
 def plain(value: Any, by_name: tuple[type, ...] = ()) -> Any:
-    """A value as JSON can hold it, or `NOT_PLAIN`. Nothing of the program's own is called.
+    """A value as JSON can hold it, or `NOT_PLAIN`. No code of the program is called.
 
-    `by_name` are types whose values are told by their text, such as dtypes.
+    `by_name` are types whose values are written as text, such as dtypes.
 
     >>> plain((1, 2.5, None)), plain(float("inf")), plain({}) is NOT_PLAIN
     ([1, 2.5, None], 'inf', True)

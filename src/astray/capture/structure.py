@@ -1,9 +1,4 @@
-"""Takes nested arguments and results apart into tensors with paths, and a skeleton of everything else.
-
-`Flattener` takes containers and dataclasses apart, `Objects` any other object, such as a cache of keys and values. Used
-by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a tensor is
-made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
-"""
+"""Flattens nested arguments and results into tensors with paths, and a skeleton of everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from typing import Any
 from astray.capture.pytorch.native.build import load
 
 DEEPEST = 12
-"""Containers nested deeper than this are taken for a cycle."""
+"""Containers nested deeper than this are treated as a cycle."""
 
 DEEPEST_ATTRIBUTE = 6
 """Levels of attributes and containers below an object: cache, layers, one layer, its keys, and two to spare."""
@@ -24,10 +19,10 @@ DEEPEST_ATTRIBUTE = 6
 MOST_TENSORS = 256
 """Of one object: a cache of 128 layers."""
 
-_MOST_THINGS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
+_MOST_ITEMS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
 
 TENSOR = "<tensor>"
-"""What stands in the skeleton where a tensor was."""
+"""The placeholder of a tensor in the skeleton."""
 
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
@@ -37,12 +32,12 @@ _SCALARS = frozenset({bool, int, float, str, type(None)})
 class Flattener:
     """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
 
-    `objects` takes any other object apart; without it no tensors are taken from those. `too_large` is called with the
-    class name of one that may hold more tensors than were taken.
+    `objects` flattens other objects; without it these yield no tensors. `too_large` is called with the class name of an
+    object that may hold more tensors than were returned.
 
-    The structure of a call is remembered, so that the next of the same structure is not walked. `tensors` are types
-    for which `is_tensor` is always true; `values` are more types whose values are plain, and the same when they are
-    equal. `spelled` gives the text that stands in the structure for values of some types.
+    Structures of calls are cached, so that calls of the same structure are not walked again. `tensors` are types for
+    which `is_tensor` is always true; `values` are further types whose values are plain, and interchangeable when they
+    are equal. `spelled` has functions that write values of some types into the skeleton.
 
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
@@ -52,7 +47,7 @@ class Flattener:
     def __init__(
         self,
         is_tensor: Callable[[Any], bool],
-        objects: Objects | None = None,
+        objects: ObjectFlattener | None = None,
         too_large: Callable[[str], None] = lambda _: None,
         tensors: Collection[type] = (),
         values: Collection[type] = (),
@@ -62,38 +57,38 @@ class Flattener:
         self._objects = objects
         self._too_large = too_large
         self._spelled = spelled or {}
-        # Remembers structures, and calls `_arguments` and `_result` for those it does not know.
+        # Caches structures, and calls `_arguments` and `_result` for unknown ones.
         self.native = load().Structures(
             frozenset(tensors), _SCALARS.union(values), is_tensor, self._arguments, self._result
         )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
-        found: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
-        return found
+        flattened: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
+        return flattened
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
-        found: list[tuple[str, Any]] = []
-        shape: dict[str, Any] = {"args": [self._walk(value, str(i), found, 0) for i, value in enumerate(args)]}
+        tensors: list[tuple[str, Any]] = []
+        shape: dict[str, Any] = {"args": [self._walk(value, str(i), tensors, 0) for i, value in enumerate(args)]}
         if kwargs:
-            shape["kwargs"] = {name: self._walk(value, f"kwargs.{name}", found, 0) for name, value in kwargs.items()}
-        return found, _json(shape)
+            shape["kwargs"] = {name: self._walk(value, f"kwargs.{name}", tensors, 0) for name, value in kwargs.items()}
+        return tensors, _json(shape)
 
     def result(self, value: Any) -> list[tuple[str, Any]]:
         """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
-        found: list[tuple[str, Any]] = self.native.result(value)
-        return found
+        tensors: list[tuple[str, Any]] = self.native.result(value)
+        return tensors
 
     def _result(self, value: Any) -> list[tuple[str, Any]]:
         if self._is_tensor(value):
             return [("out", value)]
-        found: list[tuple[str, Any]] = []
-        self._walk(value, "out", found, 0)
-        return found
+        tensors: list[tuple[str, Any]] = []
+        self._walk(value, "out", tensors, 0)
+        return tensors
 
-    def _walk(self, value: Any, path: str, found: list[tuple[str, Any]], depth: int) -> Any:
+    def _walk(self, value: Any, path: str, tensors: list[tuple[str, Any]], depth: int) -> Any:
         if self._is_tensor(value):
-            found.append((path, value))
+            tensors.append((path, value))
             return TENSOR
         if value is None or isinstance(value, bool | int | float | str):
             return _scalar(value)
@@ -102,26 +97,28 @@ class Flattener:
         if depth >= DEEPEST:
             return f"<{type(value).__name__}, nested too deep>"
         if isinstance(value, Mapping):
-            return {str(key): self._walk(item, f"{path}.{key}", found, depth + 1) for key, item in list(value.items())}
+            return {
+                str(key): self._walk(item, f"{path}.{key}", tensors, depth + 1) for key, item in list(value.items())
+            }
         if isinstance(value, list | tuple):
             if len(value) > _LONGEST_LIST and set(map(type, value)) <= _SCALARS:
                 return _shortened([_scalar(item) for item in value[:_LONGEST_LIST]], len(value))
-            return _shortened([self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)])
+            return _shortened([self._walk(item, f"{path}.{i}", tensors, depth + 1) for i, item in enumerate(value)])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {
-                field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
+                field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", tensors, depth + 1)
                 for field in dataclasses.fields(value)
             }
         if self._objects is not None:
             inside, cut_short = self._objects.tensors(value, path)
-            found += inside
+            tensors += inside
             if cut_short:
                 self._too_large(type(value).__name__)
         return _describe(value)
 
 
-class Objects:
-    """Takes objects apart, and remembers which of their tensors it has returned.
+class ObjectFlattener:
+    """Finds the tensors in an object's attributes, and returns each of them once.
 
     No code of the object runs: attributes are read from its `__dict__` and its slots, past every property and
     `__getattr__` (native/objects.h). A cache goes through every layer of a model, and each call would list the keys of
@@ -134,26 +131,26 @@ class Objects:
     >>> class Layer:
     ...     def __init__(self) -> None:
     ...         self.keys, self.size = 1j, 8
-    >>> Objects(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
+    >>> ObjectFlattener(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
     ([('past.keys', 1j)], False)
     """
 
     def __init__(
         self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
     ) -> None:
-        self._native = load().Objects(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
+        self._native = load().ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_ITEMS)
 
     def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
         """The tensors of an object that are to be recorded now, with their paths, and whether there may be more.
 
         A class, a function, a module and anything else that can be called has none.
         """
-        found: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
-        return found
+        tensors: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
+        return tensors
 
 
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:
-    """A list of ten thousand numbers is named, not copied into every row."""
+    """A long list, cut to its first items, so that ten thousand numbers are not copied into every row."""
     length = len(items) if length is None else length
     if length <= _LONGEST_LIST:
         return items
@@ -171,8 +168,11 @@ def _scalar(value: bool | int | float | str | None) -> Any:
 
 
 def _describe(value: Any) -> str:
-    """Names a value that is neither tensor nor plain data. Its repr may be long, or hold an address: only small, stable
-    values (a dtype, a device, a slice, an enum) are spelled out."""
+    """A name for a value that is neither tensor nor plain data.
+
+    Its repr may be long, or contain an address: only small, stable values (a dtype, a device, a slice, an enum) are
+    written out.
+    """
     kind = type(value).__name__
     if kind in {"dtype", "device", "layout", "memory_format", "slice", "range"} or hasattr(value, "_value_"):
         return str(value)

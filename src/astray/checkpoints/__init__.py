@@ -8,14 +8,13 @@
 Formats are recognised by their content. A framework is needed for `[name]` only, and no pickle is ever executed.
 
 checkpoint.py          `Checkpoint`, and the statistics of its tensors
-opening.py             which format it is; Hugging Face folders
+opening.py             recognises the format; Hugging Face folders
 safetensors_files.py   safetensors
 torch_files.py         files of `torch.save`
 distributed.py         folders of torch.distributed.checkpoint
-pickles.py             what a pickle says, read as data
-torch_objects.py       which parts of that are tensors
-stored_tensor.py       where a tensor is in its files, and how it is read; `CheckpointContents`
-open_files.py          the open files
+pickles.py             the content of a pickle, read as data
+torch_objects.py       the tensors in it
+stored_tensor.py       where a tensor is in its files, and how it is read; `CheckpointContents`, and the open `Files`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A checkpoint, opened: a mapping from names to tensors that loads one when it is asked for, and keeps none.
+"""`Checkpoint`: a mapping from names to tensors that loads a tensor on access, and caches none.
 
-`measure_blocks` measures a tensor that comes in blocks as if it had come whole. Only `to_torch` needs torch.
+`measure_blocks` measures a tensor that is read in blocks as if it were read whole. Only `to_torch` needs torch.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     >>> with astray.checkpoints.open("checkpoint.pt") as weights:
     ...     weights.names[:2], weights.spec("model.wte.weight"), weights["model.wte.weight"].sum()
-    (('model.wte.weight', 'model.wpe.weight'), Spec(dtype='float32', shape=(50257, 768)), tensor(-21.3))
+    (('model.wte.weight', 'model.wpe.weight'), TensorSpec(dtype='float32', shape=(50257, 768)), tensor(-21.3))
 
-    path: what was opened. format: what it is, in words. files: every file that belongs to it.
+    path: what was opened. format: its format, in words. files: every file that belongs to it.
     names: the names of its tensors.
-    others: what in it is no tensor: plain values as they are, and `Unread` with the reason for the rest.
+    others: the rest of its content: plain values as they are, `Unread` with the reason for everything else.
     """
 
     def __init__(self, path: Path, contents: CheckpointContents, files: Files) -> None:
@@ -56,12 +56,12 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors together; one that has two names counts once."""
+        """The bytes of all tensors together; a tensor with two names counts once."""
         return sum({stored.place: stored.spec.nbytes for stored in self._tensors.values()}.values())
 
     @property
     def unread(self) -> dict[str, Unread]:
-        """The tensors that are not read, or what they lie in, with the reason."""
+        """The tensors that cannot be read, or the objects that contain them, with the reason."""
         return {name: what for name, what in self.others.items() if isinstance(what, Unread) and what.tensors}
 
     def spec(self, name: str) -> TensorSpec:
@@ -69,7 +69,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return self._stored(name).spec
 
     def place(self, name: str) -> object:
-        """Something that is equal for two names of one tensor, as tied weights have."""
+        """A value that is equal for two names of one tensor, as with tied weights."""
         return self._stored(name).place
 
     def read(self, name: str) -> tuple[npt.NDArray[Any], str, tuple[int, ...]]:
@@ -82,11 +82,11 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return read_whole(stored, self._files), stored.spec.dtype, stored.spec.shape
 
     def blocks(self, name: str, nbytes: int = BLOCK_BYTES) -> Iterator[npt.NDArray[Any]]:
-        """The values of a tensor in row-major order, as flat arrays of about so many bytes at most."""
+        """The values of a tensor in row-major order, as flat arrays of at most about `nbytes` bytes."""
         return read_blocks(self._stored(name), self._files, nbytes)
 
     def measure(self, name: str) -> Measurement:
-        """The statistics and the fingerprint of a tensor, which is never in memory as a whole."""
+        """The statistics and the fingerprint of a tensor, which is never wholly in memory."""
         stored = self._stored(name)
         return measure_blocks(read_blocks(stored, self._files), stored.spec)
 
@@ -145,31 +145,31 @@ def to_torch(values: npt.NDArray[Any], dtype: str) -> Tensor:
 
 
 def measure_blocks(blocks: Iterable[npt.NDArray[Any]], spec: TensorSpec) -> Measurement:
-    """Measure blocks that follow each other in row-major order. One block alone gives what `measure` gives."""
-    found: list[Measurement] = []
+    """Measure consecutive blocks in row-major order. For a single block the result is that of `measure`."""
+    parts: list[Measurement] = []
     start = 0
     for block in blocks:
         whole = block.size == spec.size
         shard = None if whole else ShardPosition((start,), (spec.size,))
-        found.append(measure(Strided.from_numpy(block, spec.dtype), shard=shard))
+        parts.append(measure(Strided.from_numpy(block, spec.dtype), shard=shard))
         start += block.size
-    if not found:
-        nothing = np.empty(0, DTYPES[spec.dtype].storage)
-        return measure(Strided.from_numpy(nothing, spec.dtype))
-    if len(found) == 1:
-        return found[0]
-    statistics = [one.statistics for one in found if one.statistics is not None]
-    prints = [one.fingerprint for one in found if one.fingerprint is not None]
-    return Measurement(merge_statistics(statistics), merge_fingerprints(prints))
+    if not parts:
+        empty = np.empty(0, DTYPES[spec.dtype].storage)
+        return measure(Strided.from_numpy(empty, spec.dtype))
+    if len(parts) == 1:
+        return parts[0]
+    statistics = [part.statistics for part in parts if part.statistics is not None]
+    fingerprints = [part.fingerprint for part in parts if part.fingerprint is not None]
+    return Measurement(merge_statistics(statistics), merge_fingerprints(fingerprints))
 
 
 def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
     """The statistics of a whole from those of its parts; exact but for the rounding of float64.
 
-    Each part counts its first bad element as the whole does.
+    The index of a part's first bad element counts from the beginning of the whole.
 
-    >>> one, other = Statistics(0, 2, 1, 1, 2, 2, 1, 0, 0, 2), Statistics(4, 4, 4, 0, 4, 4, 0, 1, 0, 2)
-    >>> merge_statistics([one, other])[:4]
+    >>> parts = Statistics(0, 2, 1, 1, 2, 2, 1, 0, 0, 2), Statistics(4, 4, 4, 0, 4, 4, 0, 1, 0, 2)
+    >>> merge_statistics(parts)[:4]
     (0, 4, 2.0, 1.632993161855452)
     """
     counts = [sum(part[field] or 0 for part in parts) for field in range(6, 10)]
@@ -182,10 +182,10 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
     total = sum(weights)
     scale = max(_number(part.absmax) for part in known) or 1.0  # so that no square overflows
     means = [_number(part.mean) / scale for part in known]
-    mean = math.fsum(weight * one for weight, one in zip(weights, means, strict=True)) / total
+    mean = math.fsum(weight * part_mean for weight, part_mean in zip(weights, means, strict=True)) / total
     spread = math.fsum(
-        weight * ((_number(part.std) / scale) ** 2 + (one - mean) ** 2)
-        for weight, one, part in zip(weights, means, known, strict=True)
+        weight * ((_number(part.std) / scale) ** 2 + (part_mean - mean) ** 2)
+        for weight, part_mean, part in zip(weights, means, known, strict=True)
     )
     return Statistics(
         min(_number(part.min) for part in known),

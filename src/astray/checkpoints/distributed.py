@@ -1,7 +1,7 @@
-"""Folders of torch.distributed.checkpoint: tensors in chunks over the files of all ranks, and `.metadata` about them.
+"""Folders of torch.distributed.checkpoint: tensors in chunks across the files of all ranks, described by `.metadata`.
 
 The metadata is a pickle of torch's classes, read as data like every other. Each chunk is a small file of `torch.save`
-inside a larger one, which is looked into when the tensor is read.
+embedded in a larger one, and is parsed when its tensor is read.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ METADATA = ".metadata"
 DATA = ".distcp"
 MOST_METADATA_BYTES = 1 << 30
 MOST_COMPARED = 50_000_000
-"""Pairs of chunks that are looked at to see that none lies over another: those of thousands of ranks take fewer."""
+"""The most pairs of chunks that are checked for overlap: the chunks of thousands of ranks take fewer."""
 
 MOST_SHARED = 16
-"""How often the bytes of a file may be said to be those of a tensor; torch writes each once."""
+"""How often the chunks may cover the bytes of a file; torch writes each byte once."""
 
 MOST_EMPTY = 1_000_000
-"""Parts without elements, which ranks beyond the end of a tensor have, may share a place."""
+"""How many chunks without elements, which ranks beyond the end of a tensor have, may share a location."""
 
 _AGAIN = "Copy the folder again from where it was made."
-_BAD = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+_MALFORMED = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 
-class Chunk(NamedTuple):
-    """A box of a tensor, and where its little file lies in which of the large ones."""
+class TensorChunk(NamedTuple):
+    """A box of a tensor, and the byte range of its embedded file in a larger one."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -64,36 +64,36 @@ def open_distributed(folder: Path, files: Files) -> CheckpointContents:
     root, _ = read_pickle(files.read(path, 0, size), str(path))
     try:
         listed, stored = _fields(root, "Metadata", "state_dict_metadata", "storage_data")
-        places = _places(folder, stored)
-    except _BAD:
+        locations = _locations(folder, stored)
+    except _MALFORMED:
         raise CheckpointError(f"{path} is not what torch.distributed.checkpoint writes. {_AGAIN}") from None
     tensors: dict[str, Stored] = {}
     others: dict[str, object] = {}
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed):
         raise CheckpointError(f"{path} lists no tensors. {_AGAIN}")
-    room = 2 * len(places) + MOST_EMPTY
+    remaining = 2 * len(locations) + MOST_EMPTY
     for name, entry in listed.items():
         try:
-            room -= _count_chunks(entry)
-            if room < 0:
+            remaining -= _count_chunks(entry)
+            if remaining < 0:
                 raise ValueError
-            found = _tensor(name, entry, places, files)
-        except _BAD:
+            tensor = _tensor(name, entry, locations, files)
+        except _MALFORMED:
             raise CheckpointError(f"{path} says something of {name!r} that makes no sense. {_AGAIN}") from None
-        if isinstance(found, Unread):
-            others[name] = found
+        if isinstance(tensor, Unread):
+            others[name] = tensor
         else:
-            tensors[name] = found
-    data = sorted({place.file for place in places.values()})
+            tensors[name] = tensor
+    data = sorted({chunk.file for chunk in locations.values()})
     return CheckpointContents(f"distributed, {counted(len(data), 'file')}", (path, *data), tensors, others)
 
 
-Places = dict[tuple[str, tuple[int, ...] | None], Chunk]
+ChunkLocations = dict[tuple[str, tuple[int, ...] | None], TensorChunk]
 
 
-def _places(folder: Path, stored: Any) -> Places:
-    """Where each chunk lies, by the name of its tensor and its offset there."""
-    found: Places = {}
+def _locations(folder: Path, stored: Any) -> ChunkLocations:
+    """The chunks by the name of their tensor and their offset in it."""
+    locations: ChunkLocations = {}
     for index, info in stored.items():
         name, offset = _fields(index, "MetadataIndex", "fqn", "offset")
         relative, start, nbytes = _fields(info, "_StorageInfo", "relative_path", "offset", "length")
@@ -109,18 +109,18 @@ def _places(folder: Path, stored: Any) -> Places:
         at = None if offset is None else sizes(offset)
         if not isinstance(relative, str):
             raise ValueError
-        found[name, at] = Chunk(at or (), (), _inside(folder, relative), ByteRange(start, nbytes))
-    _check_apart(found)
-    return found
+        locations[name, at] = TensorChunk(at or (), (), _inside(folder, relative), ByteRange(start, nbytes))
+    _check_overlap(locations)
+    return locations
 
 
-def _check_apart(places: Places) -> None:
-    """Refuse many little files that lie over each other: each would be gone through again for all that share it."""
+def _check_overlap(locations: ChunkLocations) -> None:
+    """Refuse embedded files that overlap many times: their bytes would be read again for each."""
     total: Counter[Path] = Counter()
     ends: Counter[Path] = Counter()
-    for place in places.values():
-        total[place.file] += place.where.nbytes
-        ends[place.file] = max(ends[place.file], place.where.start + place.where.nbytes)
+    for chunk in locations.values():
+        total[chunk.file] += chunk.where.nbytes
+        ends[chunk.file] = max(ends[chunk.file], chunk.where.start + chunk.where.nbytes)
     for file, nbytes in total.items():
         if nbytes > MOST_SHARED * ends[file]:
             raise CheckpointError(
@@ -130,7 +130,7 @@ def _check_apart(places: Places) -> None:
 
 
 def _inside(folder: Path, relative: str) -> Path:
-    """A file of the folder; one that lies elsewhere is refused."""
+    """A file in the folder; a path that leads out of it is refused."""
     path = PurePosixPath(relative)
     if path.is_absolute() or ".." in path.parts or "\0" in relative or "\\" in relative:
         raise CheckpointError(
@@ -139,7 +139,7 @@ def _inside(folder: Path, relative: str) -> Path:
     return folder / path
 
 
-def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unread:
+def _tensor(name: str, entry: Any, locations: ChunkLocations, files: Files) -> Stored | Unread:
     if _class(entry) == "BytesStorageMetadata":
         return Unread("a pickled object")
     properties, size, listed = _fields(entry, "TensorStorageMetadata", "properties", "size", "chunks")
@@ -148,13 +148,13 @@ def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unr
         raise ValueError
     if dtype not in DTYPES:
         return Unread(f"a tensor of {printable(dtype)} and shape {list(shape)}", "astray does not know this dtype", 1)
-    chunks: list[Chunk] = []
-    for one in listed:
-        offsets, lengths = (sizes(value) for value in _fields(one, "ChunkStorageMetadata", "offsets", "sizes"))
-        place = places.get((name, offsets))
-        if place is None:
+    chunks: list[TensorChunk] = []
+    for box in listed:
+        offsets, lengths = (sizes(value) for value in _fields(box, "ChunkStorageMetadata", "offsets", "sizes"))
+        location = locations.get((name, offsets))
+        if location is None:
             return Unread(f"a tensor of {dtype} and shape {list(shape)}", "no file is known to hold a part of it", 1)
-        chunks.append(Chunk(offsets, lengths, place.file, place.where))
+        chunks.append(TensorChunk(offsets, lengths, location.file, location.where))
     if not _cover(shape, chunks):
         return Unread(f"a tensor of {dtype} and shape {list(shape)}", "its parts do not make up the whole of it", 1)
     spec = TensorSpec(dtype, shape)
@@ -164,12 +164,12 @@ def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unr
 
 
 def _count_chunks(entry: Any) -> int:
-    """How many parts something is said to have: not many more in all than there are places of such."""
+    """How many chunks an entry lists: in all not many more than there are locations."""
     return 0 if _class(entry) == "BytesStorageMetadata" else len(_fields(entry, "TensorStorageMetadata", "chunks")[0])
 
 
-def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Whether boxes lie in a shape and fill it without laying over each other."""
+def _cover(shape: tuple[int, ...], chunks: Sequence[TensorChunk]) -> bool:
+    """Whether boxes fill a shape without overlapping."""
     for chunk in chunks:
         if len(chunk.offset) != len(shape) or len(chunk.shape) != len(shape):
             return False
@@ -181,33 +181,33 @@ def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     return len(set(corners)) == len(corners) and not _overlap([chunk for chunk in chunks if 0 not in chunk.shape])
 
 
-def _overlap(chunks: list[Chunk]) -> bool:
-    """Whether two boxes share an element: among those that share indices of the first dimension, which are few."""
+def _overlap(chunks: list[TensorChunk]) -> bool:
+    """Whether two boxes share an element. Only boxes that share indices of the first dimension are compared."""
     if not chunks or not chunks[0].shape:
         return len(chunks) > 1
-    active: list[Chunk] = []
+    active: list[TensorChunk] = []
     compared = 0
     for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
         compared += len(active)
         if compared > MOST_COMPARED:
             raise ValueError("too many parts")
         active = [other for other in active if other.offset[0] + other.shape[0] > chunk.offset[0]]
-        if any(_share(chunk, other) for other in active):
+        if any(_intersect(chunk, other) for other in active):
             return True
         active.append(chunk)
     return False
 
 
-def _share(one: Chunk, other: Chunk) -> bool:
+def _intersect(a: TensorChunk, b: TensorChunk) -> bool:
     return all(
-        a < b + length and b < a + size
-        for a, size, b, length in zip(one.offset, one.shape, other.offset, other.shape, strict=True)
+        begin_a < begin_b + size_b and begin_b < begin_a + size_a
+        for begin_a, size_a, begin_b, size_b in zip(a.offset, a.shape, b.offset, b.shape, strict=True)
     )
 
 
-def _locate(name: str, spec: TensorSpec, chunks: tuple[Chunk, ...], files: Files) -> list[StoredBox]:
-    """The pieces of a tensor, from the little files in which they lie."""
-    found: list[StoredBox] = []
+def _locate(name: str, spec: TensorSpec, chunks: tuple[TensorChunk, ...], files: Files) -> list[StoredBox]:
+    """The boxes of a tensor, from its embedded files."""
+    boxes: list[StoredBox] = []
     for chunk in chunks:
         if not math.prod(chunk.shape):
             continue
@@ -220,13 +220,13 @@ def _locate(name: str, spec: TensorSpec, chunks: tuple[Chunk, ...], files: Files
         contents = open_embedded(chunk.file, files, chunk.where)
         stored = next(iter(contents.tensors.values()), None)
         if stored is None or stored.spec != TensorSpec(spec.dtype, chunk.shape):
-            there = "no tensor" if stored is None else f"{stored.spec.dtype} of shape {list(stored.spec.shape)}"
+            content = "no tensor" if stored is None else f"{stored.spec.dtype} of shape {list(stored.spec.shape)}"
             raise CheckpointError(
                 f"{chunk.file} should hold a part of {name!r} at {chunk.where.start:,}, {spec.dtype} of shape "
-                f"{list(chunk.shape)}, and holds {there}. {_AGAIN}"
+                f"{list(chunk.shape)}, and holds {content}. {_AGAIN}"
             )
-        found += [piece._replace(offset=chunk.offset) for piece in stored.locate()]
-    return found
+        boxes += [box._replace(offset=chunk.offset) for box in stored.locate()]
+    return boxes
 
 
 # -- torch's records -------------------------------------------------------------------------------------------------
@@ -246,12 +246,12 @@ def _fields(made: Any, cls: str, *names: str) -> list[Any]:
 
 
 def _field(made: Made, name: str) -> Any:
-    """A field of a record; None when it is not said."""
+    """A field of a record; None when it is missing."""
     return made.state.get(name)
 
 
 def _dtype(properties: Any) -> str:
-    """Of the properties of a tensor, whose state is a tuple that begins with its dtype."""
+    """The dtype in the properties of a tensor: their state is a dict, or a tuple that begins with it."""
     if _class(properties) != "TensorProperties":
         raise ValueError
     state = properties.state

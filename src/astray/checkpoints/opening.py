@@ -1,8 +1,8 @@
-"""Opens a checkpoint, telling by its first bytes or by the names in its folder what it is.
+"""Opens a checkpoint, recognising its format by its first bytes or by the names in its folder.
 
-A Hugging Face folder has one file of weights, or an index in JSON and the files that it names. An index says only which
-file has which tensor, so each file is looked into, and both must agree. It may name nothing but files beside it. Links
-are followed wherever they lead, since the hub's cache is made of them.
+A Hugging Face folder has one file of weights, or an index in JSON and the files that it names. An index only maps
+tensors to files, so the header of each file is read too, and both must agree. It may name only files beside it.
+Symbolic links are followed wherever they lead, since the hub's cache consists of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from astray.errors import CheckpointError
 from astray.wording import counted
 
 ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-"""How the names of files with weights end. In a folder, files of one ending come before those of the next."""
+"""The suffixes of files with weights. In a folder, files with one suffix are preferred to those with the next."""
 
 USUAL = ("model", "pytorch_model", "consolidated", "adapter_model", "diffusion_pytorch_model")
-"""What such a file is called where it lies among others."""
+"""The usual names of such a file among others."""
 
 INDEX = ".index.json"
 
@@ -36,7 +36,7 @@ _OTHER_FORMATS = {
     b"version https://git-lfs": "a pointer of Git LFS and not the file itself. Fetch that with: git lfs pull",
     b"GGUF": "a GGUF file, which astray does not read. Convert it to safetensors",
     b"\x89HDF": "an HDF5 file, which astray does not read. Convert it to safetensors",
-    b"\x93NUMPY": "a numpy array and no checkpoint",
+    b"\x93NUMPY": "a numpy array, not a checkpoint",
     b"\x1f\x8b": "compressed by gzip. Unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed by zstd. Unpack it first",
 }
@@ -64,11 +64,11 @@ def _is_index(name: str) -> bool:
 
 
 def _weights(names: list[str]) -> list[str]:
-    """The files of weights with a usual name; those of safetensors alone where there are such."""
+    """The files of weights with a usual name and the preferred suffix."""
     for ending in ENDINGS:
-        found = [name for name in names if name.endswith(ending) and name.split(".")[0] in USUAL]
-        if found:
-            return found
+        usual = [name for name in names if name.endswith(ending) and name.split(".")[0] in USUAL]
+        if usual:
+            return usual
     return []
 
 
@@ -79,18 +79,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ...     weights
     <Checkpoint gpt2/model.safetensors: safetensors, 148 tensors, 497.8 MB>
 
-    Only what says where the tensors are is read. Raises CheckpointError when it is no checkpoint or is damaged.
+    Reads only the locations of the tensors. Raises CheckpointError when it is not a checkpoint or is damaged.
     """
-    place = Path(path)
+    path = Path(path)
     files = Files()
     try:
-        contents = _open_folder(place, files) if place.is_dir() else open_file(place, files)
+        contents = _open_folder(path, files) if path.is_dir() else open_file(path, files)
         if not contents.tensors:
-            raise CheckpointError(_without_tensors(place, contents))
-    except BaseException:  # an interrupt too must leave no file open; it goes on its way below
+            raise CheckpointError(_why_no_tensors(path, contents))
+    except BaseException:  # an interrupt must not leave a file open either
         files.close()
         raise
-    return Checkpoint(place, contents, files)
+    return Checkpoint(path, contents, files)
 
 
 def open_file(path: Path, files: Files) -> CheckpointContents:
@@ -112,13 +112,13 @@ def _open_shard(path: Path, files: Files) -> CheckpointContents:
         return open_zip(path, files)
     if kind == "pickle":
         return open_legacy(path, files)
-    if path.suffix == ".safetensors":  # it should be one: say what is wrong with it
+    if path.suffix == ".safetensors":  # the error then says what is wrong with it
         return open_safetensors(path, files)
-    raise CheckpointError(f"{path} is {_described(start, size)}.")
+    raise CheckpointError(f"{path} is {_describe(start, size)}.")
 
 
 def _kind(start: bytes) -> str | None:
-    """What a file is by its first bytes."""
+    """The format of a file by its first bytes."""
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:  # the length of its header
         return "safetensors"
     if start[:4] == b"PK\3\4":
@@ -128,12 +128,12 @@ def _kind(start: bytes) -> str | None:
     return None
 
 
-def _described(start: bytes, size: int) -> str:
-    """What a file is that is no checkpoint."""
+def _describe(start: bytes, size: int) -> str:
+    """A file that is not a checkpoint, in words."""
     if not size:
         return "empty"
-    known = next((what for mark, what in _OTHER_FORMATS.items() if start.startswith(mark)), None)
-    return known or "no checkpoint: it begins neither like safetensors nor like a file of torch.save"
+    known = next((format for magic, format in _OTHER_FORMATS.items() if start.startswith(magic)), None)
+    return known or "not a checkpoint: it begins neither like safetensors nor like a file of torch.save"
 
 
 def _open_folder(folder: Path, files: Files) -> CheckpointContents:
@@ -146,12 +146,11 @@ def _open_folder(folder: Path, files: Files) -> CheckpointContents:
     index = find_index(folder, names)
     if index is not None:
         return open_index(index, files, _open_shard)
-    found = _weights(names)
-    found = found or [name for name in names if name.endswith(ENDINGS)]
-    if len(found) == 1:
-        return _open_shard(folder / found[0], files)
-    if found:
-        raise CheckpointError(f"{folder} has several files of weights and no index. Give one: {_listed(found)}.")
+    weights = _weights(names) or [name for name in names if name.endswith(ENDINGS)]
+    if len(weights) == 1:
+        return _open_shard(folder / weights[0], files)
+    if weights:
+        raise CheckpointError(f"{folder} has several files of weights and no index. Give one: {_listed(weights)}.")
     if any(name.endswith(distributed.DATA) for name in names):
         raise CheckpointError(
             f"{folder} has the parts of a distributed checkpoint, but no {distributed.METADATA}: it was not finished, "
@@ -164,8 +163,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(printable, names[:5])) + (" …" if len(names) > 5 else "")
 
 
-def _without_tensors(path: Path, contents: CheckpointContents) -> str:
-    """Why there is nothing to show, and what to do about it."""
+def _why_no_tensors(path: Path, contents: CheckpointContents) -> str:
+    """The error sentence for a checkpoint without readable tensors."""
     for name, other in contents.others.items():
         if getattr(other, "why", ""):
             return (
@@ -179,12 +178,12 @@ def _without_tensors(path: Path, contents: CheckpointContents) -> str:
 def find_index(folder: Path, names: list[str]) -> Path | None:
     """The index of a folder, one of safetensors before others. Raises CheckpointError when there are several."""
     for ending in (".safetensors" + INDEX, ".bin" + INDEX):
-        found = [name for name in names if name.endswith(ending)]
-        plain = [name for name in found if name.split(".")[0] in ("model", "pytorch_model")]
-        if len(found) == 1 or len(plain) == 1:
-            return folder / (plain or found)[0]
-        if found:
-            raise CheckpointError(f"{folder} has several indices: {', '.join(found)}. Give one of them.")
+        indices = [name for name in names if name.endswith(ending)]
+        plain = [name for name in indices if name.split(".")[0] in ("model", "pytorch_model")]
+        if len(indices) == 1 or len(plain) == 1:
+            return folder / (plain or indices)[0]
+        if indices:
+            raise CheckpointError(f"{folder} has several indices: {', '.join(indices)}. Give one of them.")
     return None
 
 
@@ -192,26 +191,26 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> CheckpointConte
     """The tensors of all files that an index names, file by file."""
     weight_map = _weight_map(path, files)
     shards = list(dict.fromkeys(weight_map.values()))
-    beside = {entry.name for entry in path.parent.iterdir()}  # a name in an index may be one that no file can have
-    missing, there = [], None
+    existing = {entry.name for entry in path.parent.iterdir()}  # an index may have names that no file can have
+    missing, readable = [], None
     for shard in shards:
-        if shard in beside and (path.parent / shard).exists():
-            there = there or shard
+        if shard in existing and (path.parent / shard).exists():
+            readable = readable or shard
         else:
             missing.append(shard)
     if missing:
-        way = f" What is there can be read file by file, such as {path.parent / there}." if there else ""
+        advice = f" What is there can be read file by file, such as {path.parent / readable}." if readable else ""
         listed = ", ".join(map(printable, missing[:3])) + (" …" if len(missing) > 3 else "")
         raise CheckpointError(
             f"{path} names {counted(len(shards), 'file')}, and not all are there: {len(missing)} missing ({listed}). "
-            f"Copy the rest too.{way}"
+            f"Copy the rest too.{advice}"
         )
     opened = {shard: open_file(path.parent / shard, files) for shard in shards}
     tensors: dict[str, Stored] = {}
     for shard, contents in opened.items():
         for name, stored in contents.tensors.items():
             if weight_map.get(name, shard) != shard:
-                continue  # an older file of the same name may hold more than the index says
+                continue  # a stale file of the same name may have more tensors
             if name in tensors:
                 raise CheckpointError(f"{path.parent} has {name!r} in two files, and {path.name} does not list it.")
             tensors[name] = stored
@@ -232,22 +231,22 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> CheckpointConte
 def _weight_map(path: Path, files: Files) -> dict[str, str]:
     size = files.size(path)
     if size > MOST_INDEX_BYTES:
-        raise CheckpointError(f"{path} has {size:,} bytes, which is no index.")
+        raise CheckpointError(f"{path} has {size:,} bytes, which is not an index.")
     try:
-        found = json.loads(files.read(path, 0, size).decode())["weight_map"]
-        pairs = dict(found.items())
+        weight_map = json.loads(files.read(path, 0, size).decode())["weight_map"]
+        pairs = dict(weight_map.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path} is no index: it has no whole weight_map. Copy it again.") from None
+        raise CheckpointError(f"{path} is not an index: it has no whole weight_map. Copy it again.") from None
     for name, shard in pairs.items():
         if not isinstance(shard, str) or not _is_plain(shard):
-            place = repr(shard) if isinstance(shard, str) else "no file"
+            shown = repr(shard) if isinstance(shard, str) else "no file"
             raise CheckpointError(
-                f"{path} says that {name!r} is in {place}. An index may name nothing but files beside it, so that is "
+                f"{path} says that {name!r} is in {shown}. An index may name nothing but files beside it, so that is "
                 "not followed."
             )
     return pairs
 
 
 def _is_plain(name: str) -> bool:
-    """Whether it is the name of a file and leads nowhere."""
+    """Whether it is the plain name of a file, without directories."""
     return name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0", ":"}

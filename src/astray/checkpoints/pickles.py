@@ -1,9 +1,9 @@
-"""What a pickle says, as data. Nothing is imported, called or built but the containers of this module.
+"""Reads a pickle as data: nothing is imported or called, and only the containers of this module are built.
 
-A pickle is a program for a small machine with a stack. Ours runs that program, except that a class or function stays a
-name (`Global`), and what is to be made by calling it is a record of the call (`Made`). So any file can be read, a
-hostile one too; `torch_objects` then picks out what it knows. Only the binary opcodes are known, which is all that
-torch has ever written.
+A pickle is a program for a stack machine. The machine here runs it, except that a class or function stays a name
+(`Global`), and an object that would be made by calling it becomes a record of the call (`Made`). So any file can be
+read safely, a hostile one too; `torch_objects` then interprets what it knows. Only the binary opcodes are supported,
+which is all that torch has ever written.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from astray.errors import CheckpointError
 
 DEEPEST_KEY = 3
 LONGEST_KEY = 100
-"""How deep and long tuples may be that are keys: hashing one that is endlessly deep would end the process."""
+"""The limits of tuples that are keys: hashing one of unbounded depth would crash the process."""
 
 LARGEST_KEY = 1 << 64
-"""Of whole numbers up to here a few share a hash. Of larger ones as many do as somebody wants, and a dictionary of such
-takes time with the square of their number."""
+"""Few whole numbers up to here share a hash. Of larger ones any number can be made to, and a dictionary of such keys
+takes quadratic time."""
 
 MOST_OBJECTS = 1 << 24
-"""Lists, tuples, dictionaries and objects in one pickle, each of which takes a byte there and a hundred in memory. A
-million tensors take about half of them."""
+"""The most lists, tuples, dictionaries and objects in one pickle. Each takes a byte there and a hundred in memory; a
+million tensors take about half of this number."""
 
-MOST_REMEMBERED = 1 << 25
-"""Things that a pickle may number to come back to them."""
+MOST_MEMOISED = 1 << 25
+"""The most entries of a pickle's memo."""
 
 
 class Global(NamedTuple):
@@ -41,16 +41,16 @@ class Global(NamedTuple):
 
 
 class Persistent(NamedTuple):
-    """Something that lies outside of the pickle; `id` says what."""
+    """A reference to something outside of the pickle, by its `id`."""
 
     id: Any
 
 
-_NOTHING: list[Any] = []  # for all that have no items or members, which is nearly all: never changed
+_NOTHING: list[Any] = []  # shared by all objects without items or members, which is nearly all; never changed
 
 
 class Made:
-    """Something that would be made by calling `what`, and filled with `state`, `items` and `members` after that."""
+    """An object that would be made by calling `what`, and then filled with `state`, `items` and `members`."""
 
     __slots__ = ("args", "items", "kwargs", "members", "state", "what")
 
@@ -64,7 +64,7 @@ class Made:
 
     @property
     def called(self) -> str:
-        """The name of what would make it; empty where that is itself something made, or worse."""
+        """The name of what would be called; empty where that is not a `Global`."""
         return str(self.what) if isinstance(self.what, Global) else ""
 
     def __repr__(self) -> str:
@@ -72,32 +72,32 @@ class Made:
 
 
 class _Malformed(Exception):  # noqa: N818 - never leaves this module
-    """What is wrong with the pickle."""
+    """The pickle is damaged; the message says how."""
 
 
 _MARK = object()
 
 
 def read_pickle(data: bytes | memoryview, where: str, start: int = 0) -> tuple[Any, int]:
-    """What the pickle that begins at `start` says, and where it ends. `where` is what an error calls it."""
+    """The content of the pickle that begins at `start`, and where it ends. `where` names it in errors."""
     machine = _Machine(memoryview(data), start)
     try:
-        return machine.run(), machine.place
+        return machine.run(), machine.position
     except _Malformed as error:
         why = str(error)
     except (struct.error, IndexError):
         why = "it ends too early"
     except (KeyError, TypeError, ValueError, UnicodeDecodeError, MemoryError, OverflowError) as error:
-        why = f"byte {machine.place:,} makes no sense ({type(error).__name__})"
+        why = f"byte {machine.position:,} makes no sense ({type(error).__name__})"
     raise CheckpointError(f"{where} is damaged: {why}. Copy it again from where it was made.")
 
 
 class _Machine:
-    """The stack machine. Its memory is a dictionary: a list would be as long as the largest number in the file."""
+    """The stack machine. Its memo is a dictionary: a list would be as long as the largest index in the file."""
 
-    def __init__(self, data: memoryview, place: int) -> None:
+    def __init__(self, data: memoryview, position: int) -> None:
         self._data = data
-        self.place = place
+        self.position = position
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._objects = 0
@@ -105,35 +105,35 @@ class _Machine:
     def run(self) -> Any:
         steps, data = _STEPS, self._data
         while True:
-            opcode = data[self.place]
-            self.place += 1
+            opcode = data[self.position]
+            self.position += 1
             if opcode == 0x2E:  # STOP
                 return self._stack.pop()
             step = steps.get(opcode)
             if step is None:
-                raise _Malformed(f"byte {self.place - 1:,} is {bytes([opcode])!r}, which is not read here")
+                raise _Malformed(f"byte {self.position - 1:,} is {bytes([opcode])!r}, which is not read here")
             step(self)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
     def _take(self, count: int) -> memoryview:
-        taken = self._data[self.place : self.place + count]
+        taken = self._data[self.position : self.position + count]
         if count < 0 or len(taken) != count:
             raise _Malformed("it ends too early")
-        self.place += count
+        self.position += count
         return taken
 
     def _byte(self) -> int:
-        self.place += 1
-        return self._data[self.place - 1]
+        self.position += 1
+        return self._data[self.position - 1]
 
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _line(self) -> str:
-        rest = bytes(self._data[self.place : self.place + 1000])  # names of classes are shorter than that
+        rest = bytes(self._data[self.position : self.position + 1000])  # names of classes are shorter
         end = rest.index(b"\n")
-        self.place += end + 1
+        self.position += end + 1
         return rest[:end].decode()
 
     # -- stack ---------------------------------------------------------------------------------------------------
@@ -145,28 +145,28 @@ class _Machine:
         return self._stack.pop()
 
     def put(self, made: Any) -> None:
-        """Push a container or an object, which is counted."""
+        """Push a container or an object, and count it."""
         self._objects += 1
         if self._objects > MOST_OBJECTS:
             raise _Malformed(f"it makes more than {MOST_OBJECTS:,} objects")
         self._stack.append(made)
 
     def _since_mark(self) -> list[Any]:
-        place = len(self._stack) - 1
-        while self._stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
+        mark = len(self._stack) - 1
+        while self._stack[mark] is not _MARK:
+            mark -= 1
+            if mark < 0:
                 raise _Malformed("a mark is missing")
-        found = self._stack[place + 1 :]
-        del self._stack[place:]
-        return found
+        values = self._stack[mark + 1 :]
+        del self._stack[mark:]
+        return values
 
     def _tuple(self, count: int) -> None:
         if len(self._stack) < count:
             raise _Malformed("its stack is empty")
-        found = tuple(self._stack[len(self._stack) - count :])
+        values = tuple(self._stack[len(self._stack) - count :])
         del self._stack[len(self._stack) - count :]
-        self.put(found)
+        self.put(values)
 
     # -- containers ----------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class _Machine:
         elif isinstance(target, list):
             target.extend(values)
         else:
-            raise _Malformed("something is put into what is no container")
+            raise _Malformed("something is put into what is not a container")
 
     def _set(self, values: list[Any]) -> None:
         target = self._stack[-1]
@@ -193,7 +193,7 @@ class _Machine:
         elif isinstance(target, dict):
             target.update((_key(name), value) for name, value in pairs)
         else:
-            raise _Malformed("something is put into what is no container")
+            raise _Malformed("something is put into what is not a container")
 
     # -- objects -------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class _Machine:
     def _build(self) -> None:
         state, target = self.pop(), self._stack[-1]
         if isinstance(target, Made):
-            target.state = state  # other things have none that matters here
+            target.state = state  # that of other values is ignored
 
     def _global(self) -> None:
         module = self._line()
@@ -224,21 +224,21 @@ class _Machine:
             raise _Malformed("a class has no name")
         self.put(Global(module, name))
 
-    def _remember(self, number: int) -> None:
+    def _memoise(self, number: int) -> None:
         self._memo[number] = self._stack[-1]
-        if len(self._memo) > MOST_REMEMBERED:
-            raise _Malformed(f"it numbers more than {MOST_REMEMBERED:,} things")
+        if len(self._memo) > MOST_MEMOISED:
+            raise _Malformed(f"it numbers more than {MOST_MEMOISED:,} things")
 
 
 def _key(value: Any, depth: int = 0) -> Any:
-    """The value, if it can be hashed without harm."""
+    """The value, checked to be hashable safely."""
     if isinstance(value, tuple | frozenset):
         if depth == DEEPEST_KEY or len(value) > LONGEST_KEY:
-            raise _Malformed("a key is no key")
+            raise _Malformed("a key is nested too deep or too long")
         for item in value:
             _key(item, depth + 1)
     elif isinstance(value, int) and abs(value) > LARGEST_KEY:
-        raise _Malformed("a key is a number without end")
+        raise _Malformed("a key is too large a number")
     return value
 
 
@@ -251,7 +251,7 @@ def _raw(machine: _Machine, form: str) -> None:
 
 
 def _string(machine: _Machine, form: str) -> None:
-    """What Python 2 called a string."""
+    """A string of Python 2."""
     machine.push(bytes(machine._take(machine._number(form))).decode("latin-1"))
 
 
@@ -303,9 +303,9 @@ _STEPS: dict[int, Callable[[_Machine], object]] = {
         "\x91": lambda m: m.put(frozenset(map(_key, m._since_mark()))),
         "h": lambda m: m.push(m._memo[m._byte()]),
         "j": lambda m: m.push(m._memo[m._number("<I")]),
-        "q": lambda m: m._remember(m._byte()),
-        "r": lambda m: m._remember(m._number("<I")),
-        "\x94": lambda m: m._remember(len(m._memo)),
+        "q": lambda m: m._memoise(m._byte()),
+        "r": lambda m: m._memoise(m._number("<I")),
+        "\x94": lambda m: m._memoise(len(m._memo)),
         "c": lambda m: m._global(),
         "\x93": lambda m: m._stack_global(),
         "R": lambda m: m._reduce(),

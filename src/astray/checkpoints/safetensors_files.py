@@ -1,6 +1,6 @@
-"""Safetensors files: a header in JSON that says where each tensor lies, then their bytes.
+"""Safetensors files: a JSON header with the location of each tensor, then their bytes.
 
-Read here and not by its library, which maps the file into memory and needs a framework for bfloat16.
+Not read by the safetensors library, which maps the file into memory and needs a framework for bfloat16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 
 MOST_HEADER_BYTES = 100_000_000
-"""What the format allows."""
+"""The limit of the format."""
 
 _METADATA = "__metadata__"
 _NAMES = {dtype.safetensors: dtype.name for dtype in DTYPES.values() if dtype.safetensors}
@@ -22,14 +22,14 @@ _AGAIN = "Copy it again from where it was made."
 
 
 def open_safetensors(path: Path, files: Files) -> CheckpointContents:
-    """The tensors of one file, in the order in which they lie there."""
+    """The tensors of one file, in the order of their bytes."""
     size = files.size(path)
     if size < 8:
-        raise CheckpointError(f"{path} has {size} bytes, which is no safetensors file: it was cut. {_AGAIN}")
+        raise CheckpointError(f"{path} has {size} bytes, which is not a safetensors file: it was cut. {_AGAIN}")
     length = int.from_bytes(files.read(path, 0, 8), "little")
     if length > min(MOST_HEADER_BYTES, size - 8):
         raise CheckpointError(
-            f"{path} should have a header of {length:,} bytes, and has {size:,} bytes in all: it was cut, or is no "
+            f"{path} should have a header of {length:,} bytes, and has {size:,} bytes in all: it was cut, or is not a "
             f"safetensors file. {_AGAIN}"
         )
     header = _header(path, files.read(path, 8, length))
@@ -41,11 +41,11 @@ def open_safetensors(path: Path, files: Files) -> CheckpointContents:
         if begin < reached:
             raise CheckpointError(f"{path} is damaged: {name!r} begins inside of another tensor. {_AGAIN}")
         reached = end
-        found = _tensor(path, name, header[name], end - begin)
-        if isinstance(found, Unread):
-            others[name] = found
+        spec = _tensor(path, name, header[name], end - begin)
+        if isinstance(spec, Unread):
+            others[name] = spec
         else:
-            tensors[name] = Stored.contiguous(found, path, 8 + length + begin)
+            tensors[name] = Stored.contiguous(spec, path, 8 + length + begin)
     return CheckpointContents("safetensors", (path,), tensors, others)
 
 
@@ -60,17 +60,17 @@ def _header(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    header = dict(pairs)
+    if len(header) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{printable(twice)!r} is in it twice")
-    return found
+    return header
 
 
 def _offsets(path: Path, name: str, entry: Any, room: int) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(place) is int for place in offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         raise CheckpointError(f"The header of {path} is damaged: it does not say where {name!r} lies. {_AGAIN}")
     begin, end = offsets
     if not 0 <= begin <= end:
@@ -86,7 +86,7 @@ def _offsets(path: Path, name: str, entry: Any, room: int) -> tuple[int, int]:
 def _tensor(path: Path, name: str, entry: Any, nbytes: int) -> TensorSpec | Unread:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(shape, list) or not is_shape(shape):
-        raise CheckpointError(f"The header of {path} is damaged: {name!r} has a shape that is none. {_AGAIN}")
+        raise CheckpointError(f"The header of {path} is damaged: {name!r} has an impossible shape. {_AGAIN}")
     if not isinstance(dtype, str) or dtype not in _NAMES:
         kind = printable(dtype) if isinstance(dtype, str) else "something"
         return Unread(f"a tensor of {kind} and shape {shape}", "astray does not know this dtype", 1)

@@ -1,4 +1,4 @@
-"""A tensor as it lies in files: one box of it or several, each with strides; and how its values are read from there.
+"""A tensor in files: one box or several, each with strides; and how its values are read from there.
 
 The readers of all formats describe tensors as `Stored` and give them in `CheckpointContents`. Values are read whole, or
 in blocks of bounded size in row-major order, so that a tensor of any size can be measured: at most one block is in
@@ -36,20 +36,21 @@ BLOCK_BYTES = 1 << 24
 than 32 MB it takes from the system each time, page by page, at half the speed."""
 
 SPARSE = 4
-"""Elements that lie far apart are picked from all that is between them, if that is at most so many times larger."""
+"""Strided elements are read with everything between them, if that is at most so many times more."""
 
 _SMALL = 1 << 18
-"""What lies this close together is read at once, however sparse: a read costs about as much as these bytes do."""
+"""A span of so few bytes is read at once, however sparse: a read costs about as much as these bytes do."""
 
 
 MOST_DIMENSIONS = 64  # of an array of numpy, and of most operations of torch
 MOST_ELEMENTS = 1 << 58  # so that their bytes, 16 for each at most, fit into 63 bits
 
 LONGEST = 200
+"""The most characters of a file's text that are shown."""
 
 
 def is_shape(sizes: Sequence[object]) -> bool:
-    """Whether these are the sizes of a tensor that can be. One without elements has no larger sizes than others.
+    """Whether these can be the sizes of a tensor. A size of 0 does not allow larger other sizes.
 
     >>> is_shape((2, 3)), is_shape((2, -3)), is_shape((0, 1 << 60)), is_shape((True,))
     (True, False, False, False)
@@ -65,7 +66,7 @@ def is_shape(sizes: Sequence[object]) -> bool:
 
 
 class TensorSpec(NamedTuple):
-    """What is known of a tensor without loading it."""
+    """The dtype and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -95,9 +96,9 @@ class StoredBox(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor in files. `locate` gives its pieces, which cover it; some formats tell only then where they lie.
+    """A tensor in files. `locate` returns the boxes that make it up; some formats read their locations only then.
 
-    place: what two names of one tensor have in common.
+    place: equal for two names of one tensor.
     """
 
     spec: TensorSpec
@@ -106,17 +107,17 @@ class Stored(NamedTuple):
 
     @classmethod
     def contiguous(cls, spec: TensorSpec, file: Path, start: int) -> Stored:
-        """A tensor that lies in one file in row-major order."""
+        """A tensor in one file, in row-major order."""
         return cls.of(spec, StoredBox(file, start, (0,) * len(spec.shape), spec.shape, row_major(spec.shape)))
 
     @classmethod
-    def of(cls, spec: TensorSpec, piece: StoredBox) -> Stored:
-        """A tensor that is one piece."""
-        return cls(spec, lambda: (piece,), (spec, piece))
+    def of(cls, spec: TensorSpec, box: StoredBox) -> Stored:
+        """A tensor that is one box."""
+        return cls(spec, lambda: (box,), (spec, box))
 
 
 class Unread(NamedTuple):
-    """Something in a checkpoint that is not read: what it is, why not, and how many tensors are not read with it."""
+    """Something in a checkpoint that is not read: what it is, why not, and how many tensors it contains."""
 
     what: str
     why: str = ""
@@ -154,29 +155,29 @@ def row_major(shape: Sequence[int]) -> Index:
 
 
 def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements of storage lie between the first and the last of a tensor, both included."""
+    """How many elements of storage a tensor spans, from its first to its last."""
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def read_whole(stored: Stored, files: Files) -> Array:
     """All values, in the storage type of their dtype: bfloat16 as uint16, 8-bit floats as uint8."""
-    found = _empty(stored.spec.dtype, stored.spec.shape)
-    _fill(found, (0,) * found.ndim, stored.locate(), files)
-    return found
+    values = _empty(stored.spec.dtype, stored.spec.shape)
+    _fill(values, (0,) * values.ndim, stored.locate(), files)
+    return values
 
 
 def read_blocks(stored: Stored, files: Files, nbytes: int = BLOCK_BYTES) -> Iterator[Array]:
-    """The values in row-major order, in arrays of one dimension and about so many bytes at most."""
-    pieces = stored.locate()
+    """The values in row-major order, in flat arrays of at most about `nbytes` bytes."""
+    stored_boxes = stored.locate()
     itemsize = dtypes.find(stored.spec.dtype).itemsize
     for offset, shape in boxes(stored.spec.shape, max(nbytes // itemsize, 1)):
         block = _empty(stored.spec.dtype, shape)
-        _fill(block, offset, pieces, files)
+        _fill(block, offset, stored_boxes, files)
         yield block.reshape(-1)
 
 
 def boxes(shape: Index, most: int) -> Iterator[tuple[Index, Index]]:
-    """Cut a shape into boxes of at most so many elements that follow each other in row-major order.
+    """Cut a shape into consecutive boxes of at most `most` elements, in row-major order.
 
     >>> list(boxes((2, 3), 4)), list(boxes((2, 3), 2))
     ([((0, 0), (1, 3)), ((1, 0), (1, 3))], [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))])
@@ -186,7 +187,7 @@ def boxes(shape: Index, most: int) -> Iterator[tuple[Index, Index]]:
     if math.prod(shape) <= most:
         yield (0,) * len(shape), shape
         return
-    # The first dimension of which one index fits is cut into slabs, and those before it into single indices.
+    # The first dimension of which one index fits is cut into slabs, the dimensions before it into single indices.
     cut = next(dim for dim in range(len(shape)) if math.prod(shape[dim + 1 :]) <= most)
     rest = shape[cut + 1 :]
     slab = most // math.prod(rest)
@@ -203,23 +204,23 @@ def _empty(dtype: str, shape: Index) -> Array:
         raise CheckpointError(f"There is not enough memory for a tensor of {dtype} and shape {list(shape)}.") from None
 
 
-def _fill(into: Array, offset: Index, pieces: Sequence[StoredBox], files: Files) -> None:
-    """Fill an array, which begins at this index of the tensor, with what the pieces have of it."""
-    for piece in pieces:
-        low = [max(here, there) for here, there in zip(offset, piece.offset, strict=True)]
+def _fill(into: Array, offset: Index, stored_boxes: Sequence[StoredBox], files: Files) -> None:
+    """Fill an array, which begins at this index of the tensor, from the boxes that it intersects."""
+    for box in stored_boxes:
+        low = [max(begins) for begins in zip(offset, box.offset, strict=True)]
         high = [
-            min(here + size, there + length)
-            for here, size, there, length in zip(offset, into.shape, piece.offset, piece.shape, strict=True)
+            min(begin + size, box_begin + box_size)
+            for begin, size, box_begin, box_size in zip(offset, into.shape, box.offset, box.shape, strict=True)
         ]
         if all(begin < end for begin, end in zip(low, high, strict=True)):
             index: Any = (*(slice(b - o, e - o) for b, e, o in zip(low, high, offset, strict=True)), ...)
             target = into[index]
-            moved = sum((b - o) * step for b, o, step in zip(low, piece.offset, piece.stride, strict=True))
-            _copy(target, piece.file, piece.start + moved * into.itemsize, piece.stride, files)
+            skipped = sum((b - o) * step for b, o, step in zip(low, box.offset, box.stride, strict=True))
+            _copy(target, box.file, box.start + skipped * into.itemsize, box.stride, files)
 
 
 def _copy(target: Array, file: Path, start: int, stride: Index, files: Files) -> None:
-    """Copy elements that lie in a file with strides into an array of the same shape."""
+    """Copy strided elements of a file into an array of the same shape."""
     if target.flags.c_contiguous and _is_dense(target.shape, stride):
         files.read_into(file, start, target)
         return
@@ -230,7 +231,7 @@ def _copy(target: Array, file: Path, start: int, stride: Index, files: Files) ->
         steps = [step * target.itemsize for step in stride]
         target[...] = np.lib.stride_tricks.as_strided(raw, target.shape, steps, writeable=False)
         return
-    # Halves along the dimension that makes it so long, until what is to be read at once is short or dense.
+    # Halve the longest dimension in the file until the span to read at once is short or dense.
     dim = max(range(target.ndim), key=lambda dim: (target.shape[dim] - 1) * stride[dim])
     half = target.shape[dim] // 2
     before = (slice(None),) * dim
@@ -239,13 +240,13 @@ def _copy(target: Array, file: Path, start: int, stride: Index, files: Files) ->
 
 
 def _is_dense(shape: Index, stride: Index) -> bool:
-    """Whether elements follow each other in row-major order without a gap; dimensions of size 1 do not count."""
-    wanted = row_major(shape)
-    return all(size == 1 or step == right for size, step, right in zip(shape, stride, wanted, strict=True))
+    """Whether elements are contiguous in row-major order; dimensions of size 1 do not count."""
+    contiguous = row_major(shape)
+    return all(size == 1 or step == wanted for size, step, wanted in zip(shape, stride, contiguous, strict=True))
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """A text of a file as it can be shown: it may move the cursor, not be text at all, or never end.
+    """A text of a file, safe to show: it may contain control characters, invalid text, or be very long.
 
     >>> printable("red\x1b[31m")
     'red\\x1b[31m'
@@ -259,11 +260,11 @@ MOST_OPEN = 32
 """A distributed checkpoint may have thousands of files, and a process may open about that many."""
 
 _AT_ONCE = 1 << 30
-"""What the kernel is asked for at most; Linux gives no more than 2 GiB to one read."""
+"""The most bytes of one read; Linux returns no more than 2 GiB."""
 
 
 class Files:
-    """Reads parts of files. May be used from several threads; `close` gives the files back."""
+    """Reads parts of files, of which it keeps a few open. May be used from several threads."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, FileIO] = OrderedDict()
@@ -272,37 +273,37 @@ class Files:
         self._finalizer = weakref.finalize(self, _close_all, self._open)
 
     def size(self, path: Path) -> int:
-        """The size of a file. What is no plain file, such as a pipe or a device, is refused."""
+        """The size of a file. Anything but a plain file, such as a pipe or a device, is refused."""
         try:
-            found = path.stat()
+            status = path.stat()
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path} is no plain file, so it is not read.")
-        return found.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a plain file, so it is not read.")
+        return status.st_size
 
     def read(self, path: Path, offset: int, nbytes: int) -> bytes:
-        """So many bytes from a place in a file."""
-        found = np.empty(nbytes, np.uint8)
-        self.read_into(path, offset, found)
-        return found.tobytes()
+        """`nbytes` bytes at an offset of a file."""
+        data = np.empty(nbytes, np.uint8)
+        self.read_into(path, offset, data)
+        return data.tobytes()
 
     def read_into(self, path: Path, offset: int, into: npt.NDArray[Any]) -> None:
-        """Fill a contiguous array from a place in a file. Raises CheckpointError when the file ends before that."""
+        """Fill a contiguous array from an offset of a file. Raises CheckpointError when the file ends before that."""
         flat: Any = into.reshape(-1).view(np.uint8)
-        room = memoryview(flat)
+        buffer = memoryview(flat)
         done = 0
         with self._lock:
             file = self._file(path)
-            while done < len(room):
+            while done < len(buffer):
                 try:
                     file.seek(offset + done)
-                    got = file.readinto(room[done : done + _AT_ONCE])
+                    got = file.readinto(buffer[done : done + _AT_ONCE])
                 except (OSError, OverflowError) as error:
                     raise _unreadable(path, error) from None
                 if not got:
                     raise CheckpointError(
-                        f"{path} ends after {offset + done:,} bytes, before {len(room) - done:,} that belong to a "
+                        f"{path} ends after {offset + done:,} bytes, before {len(buffer) - done:,} that belong to a "
                         "tensor: the file was cut, or has been changed since it was opened. Copy it again."
                     )
                 done += got
@@ -313,7 +314,7 @@ class Files:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        self.size(path)  # opening a pipe would wait for somebody to write to it
+        self.size(path)  # refuses pipes: opening one would wait for a writer
         while len(self._open) >= MOST_OPEN:
             self._open.popitem(last=False)[1].close()
         try:
@@ -323,14 +324,14 @@ class Files:
         return self._open[path]
 
     def close(self) -> None:
-        """Close what is open. Nothing can be read after that."""
+        """Close the files. Nothing can be read after that."""
         with self._lock:
             self._closed = True
             _close_all(self._open)
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    """The system's reason; or Python's, for a name that no file can have and for a place beyond all files."""
+    """With the system's reason; or Python's, for an impossible file name or offset."""
     why = error.strerror if isinstance(error, OSError) else str(error)
     return CheckpointError(f"{wording.printable(str(path))} cannot be read: {why}.")
 

@@ -1,7 +1,7 @@
-"""Files that `torch.save` wrote: a zip with a pickle and the storages beside it, or before 2020 one after another.
+"""Files that `torch.save` wrote: a zip of a pickle and the storages, or before 2020 a sequence of pickles and storages.
 
-Neither is unpickled: the pickle is read as data, and tells which bytes of the file are which tensor. A zip holds its
-storages as they are, so that a tensor is read from its place without unpacking anything.
+Neither is unpickled: the pickle is read as data, which locates each tensor in the file. A zip holds its storages
+uncompressed, so that a tensor is read in place.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from astray.checkpoints.torch_objects import Storage, StorageView, find_tensors,
 from astray.errors import CheckpointError
 
 MAGIC = 0x1950A86A20F9469CFC6C
-"""What the first of the pickles in an old file says."""
+"""The content of the first pickle in a legacy file."""
 
 MOST_PICKLE_BYTES = 1 << 30
-"""A million tensors take a third of it."""
+"""The pickle of a million tensors takes a third of this."""
 
 _LIKELY_PICKLE_BYTES = 1 << 22
 
 MOST_EXPANDED = 1 << 30
-"""A tensor may repeat what is stored of it; up to so many bytes that is no trap."""
+"""The most bytes of an expanded tensor, which repeats the bytes of its storage: a small file could fill the memory."""
 
 _BROKEN = (
     zipfile.BadZipFile, NotImplementedError, OSError, ValueError, KeyError, EOFError, struct.error, OverflowError,
 )  # fmt: skip
-"""What `zipfile` raises for files that are none, or were made to harm."""
+"""What `zipfile` raises for damaged and malicious files."""
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # its mark, and how long the name and what follows it are
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, length of the name, length of the extra field
 
 
 class ByteRange(NamedTuple):
-    """Some bytes of a file."""
+    """A range of bytes in a file."""
 
     start: int
     nbytes: int
 
 
 Unwrap = Callable[[Any], Any]
-"""Takes what lies in a pickle, as `pickles` has it, and gives the part of it in which tensors are looked for."""
+"""Takes the content of a pickle, as `pickles` reads it, and returns the part in which to search for tensors."""
 
 
-def _as_it_is(content: Any) -> Any:
+def _unchanged(content: Any) -> Any:
     return content
 
 
-def open_zip(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
+def open_zip(path: Path, files: Files, unwrap: Unwrap = _unchanged) -> CheckpointContents:
     """A file that `torch.save` wrote since 2020."""
     return CheckpointContents("torch", (path,), *_tensors(path, files, ByteRange(0, files.size(path)), unwrap))
 
 
-def open_any(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
-    """A file that `torch.save` wrote, ever."""
+def open_any(path: Path, files: Files, unwrap: Unwrap = _unchanged) -> CheckpointContents:
+    """A file of `torch.save`, of any version."""
     is_zip = files.read(path, 0, min(files.size(path), 4)) == b"PK\3\4"
     return open_zip(path, files, unwrap) if is_zip else open_legacy(path, files, unwrap)
 
 
 def open_embedded(path: Path, files: Files, where: ByteRange) -> CheckpointContents:
-    """Such a file that is a part of another."""
+    """A file of `torch.save` embedded in another."""
     return CheckpointContents("torch", (path,), *_tensors(path, files, where))
 
 
 def _tensors(
-    path: Path, files: Files, where: ByteRange, unwrap: Unwrap = _as_it_is
+    path: Path, files: Files, where: ByteRange, unwrap: Unwrap = _unchanged
 ) -> tuple[dict[str, Stored], dict[str, object]]:
     records = _records(path, files, where)
     root = next((name[: -len("data.pkl")] for name in records if name.endswith("data.pkl")), None)
@@ -83,13 +83,13 @@ def _tensors(
         raise CheckpointError(f"{path} has a data.pkl of {pickled.nbytes:,} bytes, so it is not read.")
     content, _ = read_pickle(files.read(path, *pickled), f"data.pkl in {path}")
     found = find_tensors(unwrap(content), str(path))
-    return _place(path, found.tensors, found.others, lambda storage: records.get(f"{root}data/{storage.key}"))
+    return _locate(path, found.tensors, found.others, lambda storage: records.get(f"{root}data/{storage.key}"))
 
 
 def _records(path: Path, files: Files, where: ByteRange) -> Mapping[str, ByteRange]:
-    """Where in the file the records of a zip lie."""
+    """The byte ranges of the records of a zip."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Window(path, files, where))) as archive:
+        with zipfile.ZipFile(io.BufferedReader(_FilePart(path, files, where))) as archive:
             entries = archive.infolist()
         if any(entry.filename.endswith("/constants.pkl") for entry in entries):
             raise CheckpointError(
@@ -113,19 +113,19 @@ def _record(path: Path, files: Files, where: ByteRange, entry: zipfile.ZipInfo) 
     if not 0 <= entry.header_offset <= where.nbytes - _LOCAL_HEADER.size:
         raise ValueError(f"{entry.filename!r} lies outside of it")
     header = files.read(path, where.start + entry.header_offset, _LOCAL_HEADER.size)
-    mark, name, extra = _LOCAL_HEADER.unpack(header)
+    magic, name, extra = _LOCAL_HEADER.unpack(header)
     start = entry.header_offset + _LOCAL_HEADER.size + name + extra
-    if mark != b"PK\3\4" or start + entry.file_size > where.nbytes:
+    if magic != b"PK\3\4" or start + entry.file_size > where.nbytes:
         raise ValueError(f"{entry.filename!r} is not where it should be")
     return ByteRange(where.start + start, entry.file_size)
 
 
-class _Window(io.RawIOBase):
-    """A part of a file, as a file."""
+class _FilePart(io.RawIOBase):
+    """A part of a file, as a file object."""
 
     def __init__(self, path: Path, files: Files, where: ByteRange) -> None:
         self._path, self._files, self._where = path, files, where
-        self._place = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -134,38 +134,38 @@ class _Window(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._where.nbytes}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._where.nbytes}[whence]
         if base + offset < 0:
             raise ValueError("a place before its beginning")
-        self._place = base + offset
-        return self._place
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def readinto(self, into: Any) -> int:
-        count = max(min(len(into), self._where.nbytes - self._place), 0)
-        into[:count] = self._files.read(self._path, self._where.start + self._place, count)
-        self._place += count
+        count = max(min(len(into), self._where.nbytes - self._position), 0)
+        into[:count] = self._files.read(self._path, self._where.start + self._position, count)
+        self._position += count
         return count
 
 
-def open_legacy(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
-    """A file that `torch.save` wrote before 2020: five pickles, and the storages one after another."""
-    said, place = _pickles(path, files)
-    found = find_tensors(unwrap(said[3]), str(path))
-    keys = said[4] if isinstance(said[4], list) else []
+def open_legacy(path: Path, files: Files, unwrap: Unwrap = _unchanged) -> CheckpointContents:
+    """A file that `torch.save` wrote before 2020: five pickles, followed by the storages."""
+    contents, end = _pickles(path, files)
+    found = find_tensors(unwrap(contents[3]), str(path))
+    keys = contents[4] if isinstance(contents[4], list) else []
     storages = {view.storage.key: view.storage for view in found.tensors.values()}
-    extents = _extents(path, files, place, [str(key) for key in keys if isinstance(key, str) or is_size(key)], storages)
+    extents = _extents(path, files, end, [str(key) for key in keys if isinstance(key, str) or is_size(key)], storages)
     return CheckpointContents(
         "torch (before 1.6)",
         (path,),
-        *_place(path, found.tensors, found.others, lambda storage: extents.get(storage.key)),
+        *_locate(path, found.tensors, found.others, lambda storage: extents.get(storage.key)),
     )
 
 
 def _pickles(path: Path, files: Files) -> tuple[list[Any], int]:
-    """The pickles at the beginning of an old file, and where they end. Nothing says how long they are."""
+    """The pickles at the beginning of a legacy file, and where they end. Their length is not stored anywhere."""
     size = min(files.size(path), MOST_PICKLE_BYTES)
     length = min(size, _LIKELY_PICKLE_BYTES)
     while True:
@@ -178,46 +178,46 @@ def _pickles(path: Path, files: Files) -> tuple[list[Any], int]:
 
 
 def _read_pickles(path: Path, data: bytes) -> tuple[list[Any], int]:
-    said: list[Any] = []
-    place = 0
-    for _ in range(5):  # a mark, the version, the machine, the content, the keys of the storages
-        value, place = read_pickle(data, str(path), place)
-        if not said and value != MAGIC:
+    contents: list[Any] = []
+    end = 0
+    for _ in range(5):  # magic, version, system, content, keys of the storages
+        value, end = read_pickle(data, str(path), end)
+        if not contents and value != MAGIC:
             raise CheckpointError(
                 f"{path} is a pickle, but none that torch.save wrote. Pickles run code when they are loaded, so astray "
                 "loads none: save the tensors with torch.save or as safetensors."
             )
-        said.append(value)
-    return said, place
+        contents.append(value)
+    return contents, end
 
 
 def _extents(
-    path: Path, files: Files, place: int, keys: list[str], storages: dict[str, Storage]
+    path: Path, files: Files, start: int, keys: list[str], storages: dict[str, Storage]
 ) -> dict[str, ByteRange]:
-    """Where the storages lie. Each has its number of elements before it, of a size that only its tensors tell."""
-    size, found = files.size(path), dict[str, ByteRange]()
+    """The byte ranges of the storages. Each follows its number of elements, whose size only its tensors have."""
+    size, extents = files.size(path), dict[str, ByteRange]()
     for key in keys:
         if key not in storages:
-            break  # nobody knows how long it is: what comes after it cannot be found
+            break  # its length is not known, so what comes after it cannot be located
         nbytes = storages[key].nbytes
-        if place + 8 + nbytes > size:
+        if start + 8 + nbytes > size:
             break
-        found[key] = ByteRange(place + 8, nbytes)
-        place += 8 + nbytes
-    return found
+        extents[key] = ByteRange(start + 8, nbytes)
+        start += 8 + nbytes
+    return extents
 
 
-def _place(
+def _locate(
     path: Path, views: dict[str, StorageView], others: dict[str, object], find: Callable[[Storage], ByteRange | None]
 ) -> tuple[dict[str, Stored], dict[str, object]]:
-    """Tensors at their places in the file. One that cannot be there is an error: the file was cut."""
-    found: dict[str, Stored] = {}
+    """The tensors with their locations in the file. A tensor that cannot be there is an error: the file was cut."""
+    tensors: dict[str, Stored] = {}
     for name, view in views.items():
         spec, storage = TensorSpec(view.dtype, view.shape), find(view.storage)
         if storage is None or view.end > storage.nbytes:
-            there = "is not there" if storage is None else f"has {storage.nbytes:,} bytes"
+            actual = "is not there" if storage is None else f"has {storage.nbytes:,} bytes"
             raise CheckpointError(
-                f"{path} says that {name!r} needs {view.end:,} bytes of storage {view.storage.key!r}, which {there}: "
+                f"{path} says that {name!r} needs {view.end:,} bytes of storage {view.storage.key!r}, which {actual}: "
                 "the file was cut or damaged. Copy it again from where it was made."
             )
         if spec.nbytes > max(storage.nbytes, MOST_EXPANDED):
@@ -226,5 +226,5 @@ def _place(
             )
             continue
         start = storage.start + view.offset * (spec.nbytes // spec.size if spec.size else 0)
-        found[name] = Stored.of(spec, StoredBox(path, start, (0,) * len(view.shape), view.shape, view.stride))
-    return found, others
+        tensors[name] = Stored.of(spec, StoredBox(path, start, (0,) * len(view.shape), view.shape, view.stride))
+    return tensors, others

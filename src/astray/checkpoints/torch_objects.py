@@ -1,7 +1,8 @@
-"""Which parts of a pickle that torch wrote are tensors, and what their names are.
+"""Finds the tensors in the pickle of a torch file, and their names.
 
-Takes what `pickles` read, gives a description of each tensor: its storage by key, and the view of it. Dictionaries,
-lists and modules that lie in each other become dotted names. What is no tensor is kept beside them or named.
+Takes the content that `pickles` has read, and describes each tensor as a view of a storage, by its key. Nested
+dictionaries, lists and modules become dotted names. Plain values are kept beside the tensors, other objects as
+`Unread`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from astray.stats.dtypes import DTYPES
 from astray.wording import counted
 
 DEEPEST = 100
-"""So many containers may lie in each other."""
+"""The deepest nesting of containers."""
 
 MOST_ENTRIES = 5_000_000
-"""A file that holds more, by references to what it holds already, is meant to take all memory."""
+"""The most entries. A file with more, by repeated references to the same objects, is made to exhaust memory."""
 
-MOST_LOOKED_AT = 50_000_000
+MOST_VISITED = 50_000_000
 MOST_TEXT = 1_000_000_000
-"""Things that may be looked through to find those, and characters of all their names together. Small files reach them
-too, by going to the same list or the same name again and again."""
+"""The most values that are visited to find the entries, and the most characters of all names together. Small files
+reach them too, by referring to the same list or name again and again."""
 
 MOST_COUNTED = 100_000
-_MOST_ARGUMENTS = 16  # of what torch makes tensors by
+_MOST_ARGUMENTS = 16  # of the functions that rebuild tensors
 _OF_MODULE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 STORAGES = {
@@ -52,7 +53,7 @@ _WRAPPED = (
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
 )
-"""What is made of a tensor, and has its values."""
+"""Functions that wrap a tensor with the same values."""
 
 _SUBCLASS = "torch._tensor._rebuild_from_type_v2"
 _CODE = "it needs code to be made, and astray runs none that comes with a file"
@@ -60,7 +61,7 @@ _EXPECTED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 
 
 class Storage(NamedTuple):
-    """A storage: its key in the file, and what the file says of its size."""
+    """A storage: its key in the file, its dtype and its size."""
 
     key: str
     dtype: str
@@ -84,14 +85,14 @@ class StorageView(NamedTuple):
 
 
 class FoundTensors(NamedTuple):
-    """What is in a file, by dotted names."""
+    """The content of a file by dotted names."""
 
     tensors: dict[str, StorageView]
     others: dict[str, object]
 
 
 def find_tensors(root: Any, where: str) -> FoundTensors:
-    """Every tensor in a pickle, in its order. A lone tensor is called `tensor`."""
+    """Every tensor in a pickle, in order. A tensor that is the whole content is called `tensor`."""
     found = FoundTensors({}, {})
     walk = _Walk(where)
     for name, value in walk.entries(root, ()):
@@ -106,44 +107,44 @@ def find_tensors(root: Any, where: str) -> FoundTensors:
 
 
 class _Walk:
-    """Goes through what lies in a pickle, with care for what leads in circles or never ends."""
+    """Traverses the content of a pickle, with limits for cycles and repeated references."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._seen = 0
-        self._looked_at = 0
+        self._entries = 0
+        self._visited = 0
         self._text = 0
-        self._around: set[int] = set()
-        self._inside: dict[int, int] = {}
+        self._enclosing: set[int] = set()  # ids of the containers around the current value
+        self._tensor_counts: dict[int, int] = {}  # by id of the object
 
-    def _spend(self, things: int = 0, text: int = 0) -> None:
-        """Count what is looked at, and refuse what never ends."""
-        self._looked_at += things
+    def _count(self, things: int = 0, text: int = 0) -> None:
+        """Count visited values and characters, and refuse a file beyond the limits."""
+        self._visited += things
         self._text += text
-        if self._looked_at > MOST_LOOKED_AT:
+        if self._visited > MOST_VISITED:
             raise CheckpointError(f"{self._where} leads to the same things again and again, so it is not read.")
         if self._text > MOST_TEXT:
             raise CheckpointError(f"{self._where} has names of more than {MOST_TEXT:,} characters, so it is not read.")
 
     def entries(self, value: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
-        """Tensors, plain values and what is neither, each with its name."""
-        self._spend(1 + _width(value), len(name) + sum(map(len, name)))
+        """Tensors, plain values and other objects, each with its name."""
+        self._count(1 + _width(value), len(name) + sum(map(len, name)))
         members = None if _is_plain(value) else _members(value)
         if members is None:
             yield name, self._leaf(value)
             return
-        if id(value) in self._around:
+        if id(value) in self._enclosing:
             yield name, Unread("a reference to what it lies in")
             return
         if len(name) >= DEEPEST:
             raise CheckpointError(f"{self._where} has more than {DEEPEST} containers in each other, so it is not read.")
-        self._around.add(id(value))
+        self._enclosing.add(id(value))
         for key, member in members:
-            self._seen += 1
-            if self._seen > MOST_ENTRIES:
+            self._entries += 1
+            if self._entries > MOST_ENTRIES:
                 raise CheckpointError(f"{self._where} has more than {MOST_ENTRIES:,} entries, so it is not read.")
             yield from self.entries(member, (*name, key))
-        self._around.discard(id(value))
+        self._enclosing.discard(id(value))
 
     def _leaf(self, value: Any) -> object:
         """A tensor, a plain value, or why it is not read."""
@@ -162,16 +163,16 @@ class _Walk:
             size = made.args[0]
             is_one = isinstance(size, list | tuple) and len(size) <= MOST_DIMENSIONS
             return tuple(size) if is_one else Unread("torch.Size")
-        if id(made) not in self._inside:
-            self._inside[id(made)], seen = _count_tensors(made)
-            self._spend(seen)
-        tensors = self._inside[id(made)]
+        if id(made) not in self._tensor_counts:
+            self._tensor_counts[id(made)], seen = _count_tensors(made)
+            self._count(seen)
+        tensors = self._tensor_counts[id(made)]
         inside = f", with {counted(tensors, 'tensor')} in it" if tensors else ""
         return Unread(f"{_named(made)}{inside}", _CODE, tensors)
 
 
 def _width(value: Any) -> int:
-    """How much there is to look through to find the members of something."""
+    """How many values are visited to find the members of a value."""
     if isinstance(value, Made):
         state = value.state if isinstance(value.state, dict) else {}
         parts = (value.members, value.items, *value.args[:1], *(state.get(name) for name in _OF_MODULE))
@@ -182,14 +183,14 @@ def _width(value: Any) -> int:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a value to be kept as it is. A list of nothing but numbers is one."""
+    """Whether a value is kept as it is, such as a number or a list of only numbers."""
     if isinstance(value, list | tuple) and not isinstance(value, Global | Persistent):
         return all(item is None or isinstance(item, bool | int | float | str) for item in value)
     return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def _members(value: Any) -> list[tuple[str, Any]] | None:
-    """What lies in a container, with names; None when it is none."""
+    """The members of a container, with names; None for other values."""
     if isinstance(value, dict):
         return [(_key(key), item) for key, item in value.items()]
     if isinstance(value, list | tuple) and not isinstance(value, Global | Persistent):
@@ -199,7 +200,7 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
     module = _module_state(value)
     if module is not None:
         return module
-    if value.called == "collections.OrderedDict" or value.items:  # a class made of dict has what a dict has
+    if value.called == "collections.OrderedDict" or value.items:  # a subclass of dict has its items
         pairs = value.items or (value.args[0] if value.args else [])
         if isinstance(pairs, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             return [(_key(key), item) for key, item in pairs]
@@ -208,25 +209,25 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _module_state(made: Made) -> list[tuple[str, Any]] | None:
-    """What `state_dict` would give of a module that was pickled as a whole; None when it is none.
+    """The entries of `state_dict` for a module that was pickled whole; None when it is not a module.
 
-    A module's attributes are all there is to it: names of the parameters, buffers and modules in it.
+    They are derived from its attributes, which name its parameters, buffers and modules.
     """
     state = made.state
     if not isinstance(state, dict) or not {"_parameters", "_buffers", "_modules"} <= state.keys():
         return None
     left_out = _set(state.get("_non_persistent_buffers_set"))
-    found: list[tuple[str, Any]] = []
+    entries: list[tuple[str, Any]] = []
     for kind in _OF_MODULE[:3]:
         members = _members(state[kind]) or []
-        found += [(name, member) for name, member in members if member is not None and name not in left_out]
-    return found
+        entries += [(name, member) for name, member in members if member is not None and name not in left_out]
+    return entries
 
 
 def attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object that was pickled as a whole, by name; None when that is not what it is.
+    """The attributes of an object that was pickled whole, by name; None for other values.
 
-    What a module has registered (parameters, buffers, modules) is among them.
+    The parameters, buffers and modules that a module has registered are among them.
     """
     if not isinstance(value, Made) or not isinstance(value.state, dict):
         return None
@@ -241,7 +242,7 @@ def _set(value: Any) -> set[str]:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, int) and abs(key) >= 1 << 64:  # Python refuses to write out numbers without end
+    if isinstance(key, int) and abs(key) >= 1 << 64:  # Python refuses to format very large numbers
         return "a large number"
     if isinstance(key, bytes):
         return str(key[:LONGEST])
@@ -249,10 +250,10 @@ def _key(key: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """What something is, in a word."""
+    """The class of a value, or the function that would make it."""
     if isinstance(value, Made):
         value = value.what
-    if isinstance(value, Persistent):  # a class of which the source was saved too
+    if isinstance(value, Persistent):  # a class whose source was saved too
         value = value.id[1] if isinstance(value.id, tuple) and len(value.id) > 1 else None
     if not isinstance(value, Global):
         return "something"
@@ -260,10 +261,10 @@ def _named(value: Any) -> str:
 
 
 def _count_tensors(made: Made) -> tuple[int, int]:
-    """How many tensors lie in something, as far as it is worth counting; and how much was looked at for it."""
+    """How many tensors an object contains, up to a limit of visited values, and how many were visited."""
     todo: list[Any] = [made]
-    seen, count, looked_at = {id(made)}, 0, 0
-    while todo and looked_at < MOST_COUNTED:
+    seen, count, visited = {id(made)}, 0, 0
+    while todo and visited < MOST_COUNTED:
         value = todo.pop()
         if isinstance(value, Made):
             if value.called in _VIEWS:
@@ -274,21 +275,21 @@ def _count_tensors(made: Made) -> tuple[int, int]:
             inside = list(value.values())
         else:
             inside = list(value) if isinstance(value, list | tuple) else []
-        looked_at += 1 + len(inside)
+        visited += 1 + len(inside)
         for item in inside:
             if id(item) not in seen and isinstance(item, Made | dict | list | tuple):
                 seen.add(id(item))
                 todo.append(item)
-    return count, looked_at
+    return count, visited
 
 
 def _tensor(made: Made) -> StorageView | Unread | None:
-    """The tensor that would be made; None when it would be something else."""
+    """The tensor that an object stands for; None when it is something else."""
     what = made.called
     for _ in range(DEEPEST):
         if what not in _WRAPPED and what != _SUBCLASS:
             break
-        if what == _SUBCLASS:  # a class of its own around the same values
+        if what == _SUBCLASS:  # a subclass of Tensor with the same values
             function, _, args = made.args[:3]
             made = Made(function, tuple(args[:_MOST_ARGUMENTS]))
         elif isinstance(made.args[0], Made):
@@ -309,7 +310,7 @@ def _view(what: str, args: tuple[Any, ...]) -> StorageView | Unread:
         dtype, flags = dtype_name(rest[2]), rest[3] if len(rest) > 3 else None
     if dtype not in DTYPES:
         return Unread(f"a tensor of {printable(dtype)}", "astray does not know this dtype", 1)
-    if flags:  # the sign or the imaginary part is to be turned when it is read
+    if flags:  # the values would have to be negated or conjugated on reading
         return Unread("a tensor", "it is a negated or conjugated view; save it with .resolve_neg().resolve_conj()", 1)
     if not is_size(offset) or not is_shape(shape) or len(shape) != len(stride):
         raise ValueError
@@ -317,7 +318,7 @@ def _view(what: str, args: tuple[Any, ...]) -> StorageView | Unread:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """A torch.Size, or a tuple of sizes. Raises ValueError when it is none."""
+    """The sizes of a torch.Size or a tuple. Raises ValueError for other values."""
     if isinstance(value, Made) and value.called == "torch.Size":
         value = value.args[0] if value.args else ()
     if len(value) > MOST_DIMENSIONS:
@@ -329,19 +330,19 @@ def sizes(value: Any) -> tuple[int, ...]:
 
 
 def is_size(value: Any) -> TypeGuard[int]:
-    """Whether it is a number of elements or bytes that can be. Python refuses to write out numbers without end."""
+    """Whether it is a possible number of elements or bytes. Python refuses to format much larger numbers."""
     return type(value) is int and 0 <= value < 1 << 60
 
 
 def dtype_name(value: Any) -> str:
-    """The name of a dtype. Raises ValueError when it is none."""
+    """The name of a dtype. Raises ValueError for other values."""
     if not isinstance(value, Global) or value.module != "torch":
         raise ValueError
     return value.name
 
 
 def _storage(value: Any) -> Storage | Unread:
-    """What `torch.save` wrote in place of a storage: ("storage", its class, its key, its device, its size)."""
+    """The storage for the tuple that `torch.save` writes: ("storage", class, key, device, size)."""
     if isinstance(value, Made) and len(value.args) == 1:  # a typed storage around an untyped one
         value = value.args[0]
     if not isinstance(value, Persistent):

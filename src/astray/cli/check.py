@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.config_file import settings_in
-from astray.capture.settings import RecordingOptions, Settings, placed
+from astray.capture.settings import RecordingOptions, Settings, with_absolute_paths
 from astray.cli.program import (
     FRAMEWORK,
     Outcome,
@@ -108,7 +108,7 @@ class _ScriptGuard:
 
     def __init__(self, options: argparse.Namespace, settings: RecordingOptions) -> None:
         self._options = options
-        self._settings = placed(settings)
+        self._settings = with_absolute_paths(settings)
         self._path = None if options.output is None else absolute(options.output)
         self._process = os.getpid()
         self._guard: Guard | None = None

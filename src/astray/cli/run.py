@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.settings import Settings, placed
+from astray.capture.settings import Settings, with_absolute_paths
 from astray.cli.program import (
     FRAMEWORK,
     Outcome,
@@ -151,9 +151,9 @@ def _check_options(options: argparse.Namespace) -> None:
     # checked here. The recorder checks for the other ranks, which may see what rank 0 has just made.
     folder = Path(options.output)
     if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
-        from astray.store.run_format.folder import refuse
+        from astray.store.run_format.folder import check_recordable
 
-        refuse(folder, 0, overwrite=options.force)
+        check_recordable(folder, 0, overwrite=options.force)
 
 
 class _ScriptRecording:
@@ -162,7 +162,7 @@ class _ScriptRecording:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._path = absolute(options.output)  # now: the script may change the folder before it imports torch
-        self._settings = placed(settings_of(options))
+        self._settings = with_absolute_paths(settings_of(options))
         self._process = os.getpid()
         self._recorder: Recorder | None = None
         self._children: ChildProcesses | None = None
@@ -171,22 +171,22 @@ class _ScriptRecording:
     @contextlib.contextmanager
     def recording_children(self) -> Iterator[None]:
         """Also records the processes that the script starts, if they are ranks."""
-        from astray.capture.children import ChildProcesses, stand_down
+        from astray.capture.children import ChildProcesses, disarm_child
         from astray.process import rank_and_world_size
 
-        stand_down()
+        disarm_child()
         if rank_and_world_size(os.environ)[1] > 1:  # a launcher has started one of these for each rank
             yield
             return
         options = self._options
         guard = None if options.guard is None else {"on": options.guard, "spike": options.spike}
         self._children = ChildProcesses(self._path, self._settings, guard, _CHILD_STARTUP)
-        self._children.refuse(overwrite=options.force)
-        self._children.leave_word(os.environ)
+        self._children.check_folder(overwrite=options.force)
+        self._children.set_environment(os.environ)
         try:
             yield
         finally:
-            self._children.take_word_back(os.environ)
+            self._children.restore_environment(os.environ)
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -200,7 +200,7 @@ class _ScriptRecording:
             guard=None if options.guard is None else {"on": self._printer, "spike": options.spike},
             **self._settings,
         )
-        recorder.say = lambda text: tell(f"astray: {text}")
+        recorder.report_forecast = lambda text: tell(f"astray: {text}")
         self._recorder = recorder.start()
 
     def is_ours(self, error: BaseException) -> bool:
@@ -226,7 +226,7 @@ class _ScriptRecording:
         from astray.process import rank_and_world_size
 
         gathered = self._gather(notes)
-        if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble):
+        if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.is_incomplete):
             tell(f"astray: {self._recorder.summary()}")
         if guard is not None and guard.has_seen_any:
             tell(f"astray: {guard.summary}.{look_hint(guard.trips)}")
@@ -254,7 +254,7 @@ class _ScriptRecording:
         elif ranks:
             number = counted(len(ranks), "rank")
             tell(
-                f"astray: {number} in child processes are a run of their own, {relative_to_cwd(children.place)}, "
+                f"astray: {number} in child processes are a run of their own, {relative_to_cwd(children.folder)}, "
                 "since the process that started them has called modules too."
             )
         for note in [note for note in notes if note.why is not None][:_MOST_REASONS]:

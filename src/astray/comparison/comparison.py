@@ -136,7 +136,7 @@ def check_selection(filter: str | None, sort: Order | None, metrics: Sequence[st
         0, RankSides(None, None), Matching.check(), JudgeOptions(find_metrics(metrics, COLUMNS))
     ).pairs
     nothing = nothing._replace(words=defaultdict(list, nothing.words))
-    run = RunData(Path(), RunInfo.here(), {})
+    run = RunData(Path(), RunInfo.of_process(), {})
     Pairs.select(Columns(run, run, table([nothing])), filter, sort, None)
 
 

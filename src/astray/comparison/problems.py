@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from astray.comparison.pair.matching import Matching
-from astray.records import NOTHING
+from astray.records import ANY_CALL
 from astray.store import RunData
 from astray.wording import counted
 
@@ -37,7 +37,7 @@ def _why_nothing(run: RunData) -> str | None:
     if run.problems:
         return run.problems[0]
     ends = [rank.end for rank in run.ranks.values()]
-    said = [one.why for end in ends if end is not None for one in end.missed if one.what == NOTHING]
+    said = [one.why for end in ends if end is not None for one in end.missed if one.what == ANY_CALL]
     return f"Nothing was recorded: {said[0]}." if said else None
 
 

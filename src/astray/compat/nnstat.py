@@ -1,9 +1,9 @@
-"""For programs written for NNstat: `from astray.compat import nnstat`, and the rest stays as it is.
+"""For programs written for NNstat: `from astray.compat import nnstat`, and leave the rest as it is.
 
     weight = nnstat.from_weight(model, clone=True)
     nnstat.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
 
-Everything is `astray.state`; `astray help state` tells where results differ, and why.
+Everything is `astray.state`; `astray help state` explains where results differ.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ ones_like = torch.ones_like
 
 
 ROOT = ""
-"""NNstat knows a model by the name that torch gives it, which is empty; `astray.state` says `<root>`."""
+"""NNstat's name of the model itself, which is torch's; in `astray.state` it is `<root>`."""
 
 
 def from_activation(
     model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> Activations:
-    """What the modules of a model give, filled by each forward pass; what the model gives has the key `''`."""
+    """The outputs of a model's modules, filled by each forward pass; the model's own output has the key `''`."""
     return Activations(model, pattern, clone, name, ROOT)
 
 
 def from_activation_grad(
     model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> ActivationGradients:
-    """The gradients of the same, filled by each backward pass."""
+    """The gradients of these outputs, filled by each backward pass."""
     return ActivationGradients(model, pattern, clone, name, ROOT)
 
 
 def load(path: str | os.PathLike[str], name: str | None = None) -> StateDict:
-    """What `StateDict.save` wrote, all of it in memory."""
+    """Load what `StateDict.save` wrote, all of it into memory."""
     return load_state(path, name).clone()

@@ -2,11 +2,11 @@
 //
 // The driver library is opened at run time and the few functions needed of it are declared here, so that this builds
 // without CUDA's headers and loads on machines without a card. A kernel takes 64-bit arguments only (addresses and
-// integers), which is what makes packing them the same for all.
+// integers), so that packing is the same for all.
 //
-// A launch allocates nothing and raises nothing that the state of the device could cause: it returns a number. It lets
-// go of the GIL although it takes 2 µs, because it takes as long as it likes once about a thousand launches wait on
-// the stream, and what the card then waits for may be work that another Python thread has yet to submit.
+// A launch allocates nothing and raises nothing that the state of the device could cause: it returns a number. It
+// releases the GIL although it takes 2 µs, because it blocks once about a thousand launches wait on the stream, and what
+// the card then waits for may be work that another Python thread has yet to submit.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -26,12 +26,12 @@
 #define DRIVER "libcuda.so.1"
 #endif
 
-enum { kPlainShared = 48 * 1024 };  // bytes of shared memory that a kernel gets without asking
+enum { kPlainShared = 48 * 1024 };  // bytes of shared memory that a kernel gets without an attribute
 
 // What `launch` returns besides the driver's own numbers, which are positive.
 enum { kLaunched = 0, kCapturing = -1 };
 
-// Of the driver's interface, with its own numbers.
+// Constants of the driver's interface.
 typedef struct CUctx_st *Context;
 typedef struct CUmod_st *Module;
 typedef struct CUfunc_st *Function;
@@ -90,7 +90,7 @@ typedef struct {
     Context context;
     Function function;
     unsigned threads, shared;
-    int arguments, hidden;  // those a caller gives, and those the compiler added behind them, which are null
+    int arguments, hidden;  // those of the caller, and those the compiler appended, which are null
 } Kernel;
 
 static PyTypeObject *kernel_type;
@@ -140,7 +140,7 @@ static PyObject *py_open(PyObject *self, PyObject *path) {
     Py_RETURN_NONE;
 }
 
-// relax(): from here on nothing that this thread asks of the driver breaks a graph capture on another thread.
+// relax(): from now on no driver call of this thread breaks a graph capture on another thread.
 static PyObject *py_relax(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     int mode = kCaptureRelaxed;
@@ -151,7 +151,7 @@ static PyObject *py_relax(PyObject *self, PyObject *none) {
 
 // ---- loading -------------------------------------------------------------------------------------------------------
 
-// Calls the driver and remembers which function it was and what it answered.
+// Calls the driver and records which function it was and what it returned.
 #define FAILS(function, ...) (*step = #function, (code = driver.function(__VA_ARGS__)) != 0)
 
 // Loads a kernel into the device's primary context, the one torch uses, and leaves this thread's context as it was.

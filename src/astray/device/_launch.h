@@ -1,4 +1,4 @@
-// What other native parts ask of the launcher.
+// The interface of the launcher for other native parts.
 
 #ifndef ASTRAY_LAUNCH_H
 #define ASTRAY_LAUNCH_H
@@ -11,8 +11,7 @@
 
 enum { kMaxArguments = 48 };
 
-// Where the measurements of a segment go; see `PythonSlots`. Everything but the lock is to be touched only while the
-// lock is held.
+// The slots of the open segment; see `PythonSlots`. Everything but the lock is accessed only while the lock is held.
 typedef struct Slots {
     PyObject_HEAD
     PyThread_type_lock lock;
@@ -30,13 +29,13 @@ typedef struct Launching {
     int (*are_slots)(PyObject *object);
     // The number of words that a kernel of this module takes; −1 when it is none.
     int (*words)(PyObject *kernel);
-    // Launches; `words` is written to. Lets go of the GIL. 0, −1 while the stream is being captured, or the driver's error.
+    // Launches; `words` is written to. Releases the GIL. 0, −1 while the stream is being captured, or the driver's error.
     int (*launch)(PyObject *kernel, uint64_t programs, uint64_t stream, uint64_t words[kMaxArguments]);
 } Launching;
 
-// How to launch natively; NULL, without an error, when that was not built.
+// The functions that launch; NULL, without an error, when the extension was not built.
 static inline const Launching *find_launching(void) {
-    PyObject *module = PyImport_ImportModule(LAUNCHER);  // a capsule's module has to be there before it is asked for
+    PyObject *module = PyImport_ImportModule(LAUNCHER);  // a capsule can only be imported once its module is loaded
     const Launching *found = module ? (const Launching *)PyCapsule_Import(LAUNCHING, 0) : NULL;
     Py_XDECREF(module);
     PyErr_Clear();

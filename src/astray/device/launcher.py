@@ -1,8 +1,8 @@
 """Compiles a Triton kernel once for a device and launches it: a `KernelSource` → a `Kernel` that costs 2–3 µs a launch.
 
-The ring asks for a kernel at the first tensor of a kind, inside the user's program and on any of its threads. So
-neither compiling nor loading touches what the program can see: not the current device or stream, no random number, no
-flag. Where the native launcher cannot serve, Triton's own does, at 13 µs a launch (`ASTRAY_LAUNCHER=triton` in the
+A kernel is requested at the first tensor of a kind, inside the user's program and on any of its threads. So neither
+compiling nor loading changes what the program can see: not the current device or stream, no random number, no flag.
+Where the native launcher cannot be used, Triton's own is, at 13 µs a launch (`ASTRAY_LAUNCHER=triton` in the
 environment forces it); where Triton cannot either, `NoKernelsError` says why. A kernel stays loaded for the life of the
 process, since unloading would wait for the device.
 """
@@ -10,7 +10,6 @@ process, since unloading would wait for the device.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import threading
@@ -20,22 +19,21 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from astray.interrupts import pass_interrupt
-
-logger = logging.getLogger("astray")
+from astray.log import logger
 
 LAUNCHED = 0
-"""What `Kernel.launch` returns when the kernel is on its way."""
+"""What `Kernel.launch` returns when the kernel was launched."""
 
 CAPTURING = -1
 """What it returns, without launching, when the stream is being captured into a CUDA graph: the kernel would become a
-part of the user's graph, and run with it ever after."""
+part of the user's graph, and run with it from then on."""
 
 FAILED = -2
 """What it returns when Triton's launcher failed. The driver's own errors are positive."""
 
 
 class NoKernelsError(Exception):
-    """Triton kernels cannot run here. The sentence says why; the plain torch kernels serve instead."""
+    """Triton kernels cannot run here. The message says why; the plain torch kernels are used instead."""
 
 
 class KernelSource(NamedTuple):
@@ -43,7 +41,7 @@ class KernelSource(NamedTuple):
 
     `signature` names the runtime arguments in the function's order, all of 64 bits: addresses ("*u8", "*i64", …) and
     "i64". `constants` holds every other argument. `aligned` names arguments that are always multiples of 16.
-    `fp_fusion` allows a·b+c in one rounding; it is always said aloud, because Triton's default is about to change.
+    `fp_fusion` allows a·b+c in one rounding; it is always passed, because Triton's default is about to change.
     """
 
     function: Any
@@ -70,10 +68,10 @@ class Kernel(Protocol):
         """What a number that `launch` returned means, in a few words."""
 
 
-def relax() -> None:
-    """Lets this thread wait for the device, from here on, without breaking a graph capture on another thread.
+def relax_capture() -> None:
+    """Sets the relaxed capture mode: this thread may wait for the device without breaking a capture on another thread.
 
-    For threads of our own: to a program's thread it would be no protection any more.
+    For threads of our own only: a thread of the program would lose the protection of the stricter mode.
     """
     if not getattr(_threads, "relaxed", False):
         _threads.relaxed = True
@@ -91,9 +89,9 @@ _lock = threading.RLock()  # reentrant: a compile hook of the user's may compute
 def kernel(source: KernelSource, device: int) -> Kernel:
     """The kernel of a source on the CUDA device of that number.
 
-    Compiled at the first request, which takes about a second, or milliseconds when Triton's disk cache has it. To look
-    it up again takes microseconds: code that launches often keeps it. Raises NoKernelsError, at once from the second
-    time on.
+    Compiled at the first request, which takes about a second, or milliseconds when Triton's disk cache has it. A later
+    lookup takes microseconds: code that launches often keeps the kernel. Raises NoKernelsError, immediately from the
+    second time on.
     """
     key = (
         source.function,
@@ -131,13 +129,13 @@ def _build(source: KernelSource, device: int) -> Kernel | NoKernelsError:
 
 
 def compile_for(source: KernelSource, target: Any) -> Any:
-    """Compiles for one of Triton's targets, which need not be in this machine. Gives a CompiledKernel, not loaded."""
+    """Compiles for one of Triton's targets, which need not be in this machine. Returns a CompiledKernel, not loaded."""
     import triton
     from triton.compiler import ASTSource
 
     function = source.function
     if not isinstance(function, triton.runtime.JITFunction):
-        raise TypeError(f"{function!r} is no kernel that can be compiled; is TRITON_INTERPRET set?")
+        raise TypeError(f"{function!r} is not a kernel that can be compiled; is TRITON_INTERPRET set?")
     names = function.arg_names
     if [name for name in names if name not in source.constants] != list(source.signature):
         raise ValueError(
@@ -183,27 +181,27 @@ def load_native(compiled: Any, source: KernelSource, device: int) -> Kernel:
     _check_plain(compiled.metadata)
     name, threads = compiled.metadata.name, 32 * compiled.metadata.num_warps
     ptx = compiled.asm.get("ptx", "")  # not there under TRITON_STORE_BINARY_ONLY
-    given, hidden = len(source.signature), hidden_arguments(ptx, name, threads, len(source.signature))
-    return _launch.load(compiled.asm["cubin"], name, device, threads, compiled.metadata.shared, given, hidden)
+    count, hidden = len(source.signature), hidden_arguments(ptx, name, threads, len(source.signature))
+    return _launch.load(compiled.asm["cubin"], name, device, threads, compiled.metadata.shared, count, hidden)
 
 
 def _check_plain(metadata: Any) -> None:
     """ValueError for a kernel that needs more than a grid, a block, shared memory and its arguments."""
     if metadata.target.backend != "cuda":
         raise ValueError(f"the native launcher is for CUDA, and this is {metadata.target.backend}")
-    asks = {
+    requirements = {
         "global scratch memory": getattr(metadata, "global_scratch_size", 0),
         "profiler scratch memory": getattr(metadata, "profile_scratch_size", 0),
         "clusters": getattr(metadata, "num_ctas", 1) != 1,
         "a cooperative launch": getattr(metadata, "launch_cooperative_grid", False),
         "a programmatic dependent launch": getattr(metadata, "launch_pdl", False),
     }
-    if wanted := [what for what, asked in asks.items() if asked]:
+    if wanted := [what for what, needed in requirements.items() if needed]:
         raise ValueError(f"it asks for {', '.join(wanted)}")
 
 
 def hidden_arguments(ptx: str, name: str, threads: int, given: int) -> int:
-    """How many arguments Triton put behind the `given` ones of a kernel: addresses of scratch memory, null when unused.
+    """How many arguments Triton appended to the `given` ones: addresses of scratch memory, null when unused.
 
     Read from the code itself, since their number differs between versions. ValueError where the code is not what is
     expected: another number of threads, arguments that are not of 64 bits, or too many.
@@ -237,7 +235,7 @@ class TritonKernel:
         self._values = [source.constants.get(name) for name in names]
         self._given = [names.index(name) for name in source.signature]
         with torch.cuda.device(device):
-            compiled[(1, 1, 1)]  # which loads it
+            compiled[(1, 1, 1)]  # loads it
 
     def launch(self, programs: int, stream: int, /, *arguments: int) -> int:
         """See `Kernel.launch`."""
@@ -269,7 +267,7 @@ class TritonKernel:
         return "launched" if code == LAUNCHED else "not launched: the stream is being captured into a CUDA graph"
 
     def _stream(self, raw: int) -> torch.cuda.Stream:
-        # torch takes the address 0 for none given, and makes a new stream.
+        # torch treats the address 0 as none, and creates a new stream.
         if raw:
             return torch.cuda.ExternalStream(raw, self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.default_stream(self._device)

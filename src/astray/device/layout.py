@@ -1,11 +1,11 @@
 """How the measuring kernel walks a tensor: shape, strides, dtype, alignment and shard → a `Plan`, cached.
 
-Pure arithmetic: neither torch nor Triton is needed before `plan` asks for the kernel itself. The fingerprint counts in
+Pure arithmetic: neither torch nor Triton is needed before `plan` requests the kernel itself. The fingerprint counts in
 logical order, while reading is fast in memory order. So dimensions are walked by growing memory stride, and each
 carries its logical stride along.
 
 Memory is read in units: 32-bit words, 64-bit elements, or, where words of memory and words of the fingerprint do not
-coincide, single narrow elements. A row is a run of units along the innermost dimension whose place is computed once.
+coincide, single narrow elements. A row is a run of units along the innermost dimension whose offset is computed once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from astray.device.launcher import KernelSource
 
 MOST_DIMENSIONS = 7
-"""What the kernel has arguments for. Merging adjacent dimensions nearly always leaves three or fewer."""
+"""The kernel has arguments for no more. Merging adjacent dimensions nearly always leaves three or fewer."""
 
 _DIMENSIONS = (1, 2, 4, MOST_DIMENSIONS)  # one compiled kernel for each, and no more
 _NARROW = 1 << 31  # indices below it are computed in 32 bits
@@ -102,7 +102,7 @@ def plan(
     pairs: bool = False,
     tuning: Tuning | None = None,
 ) -> Plan:
-    """Give the plan for a tensor at `address`, of which only the alignment to 16 bytes counts.
+    """The plan for a tensor at `address`, of which only the alignment to 16 bytes counts.
 
     Strides count elements and are not negative. With a shard, the fingerprint counts as in the whole tensor. `pairs`
     allows instructions for two 16-bit floats at once, which NVIDIA's devices have from sm_90 on. Plans of one kernel
@@ -139,7 +139,7 @@ def _plan(
     return Plan(source, programs, way.arguments)
 
 
-def many(
+def plan_many(
     tensors: Sequence[tuple[int, int]],
     dtype: str,
     statistics: bool = True,
@@ -147,7 +147,7 @@ def many(
     pairs: bool = False,
     tuning: Tuning | None = None,
 ) -> BatchPlan:
-    """Give the plan for tensors of one dtype that are dense and begin at multiples of 16 bytes: address and size.
+    """The plan for tensors of one dtype that are dense and begin at multiples of 16 bytes: address and size.
 
     Each is given the programs that it has alone, so that the results are the same to the last bit. ValueError where
     that cannot be done together.

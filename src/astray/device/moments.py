@@ -1,4 +1,4 @@
-"""Starts the measuring of many tensors' moments on a GPU at once, and does not wait for the result.
+"""Moments of many tensors on a GPU in one launch, without waiting for the result.
 
 The rows stay on the device. `astray.state` fetches those of a whole state with one wait, and merges them.
 """
@@ -41,9 +41,9 @@ def can_measure(tensor: torch.Tensor) -> bool:
 
 
 def measure(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """Have tensors of one dtype on one device measured: the rows, and how many of them are each tensor's, in order.
+    """Measure tensors of one dtype on one device: the rows, and how many of them are each tensor's, in order.
 
-    The kernel runs in the current stream, so the memory may be written to or freed behind it.
+    The kernel runs in the current stream, so the memory may be written to or freed afterwards.
     """
     table, counts = stretches([(tensor.data_ptr(), tensor.numel()) for tensor in tensors])
     device = tensors[0].device
@@ -86,23 +86,23 @@ def merged(rows: Rows, counts: Sequence[int]) -> Rows:
     """The rows of each tensor as one: what `stats.moments.merge` gives, of all tensors at once."""
     starts = np.cumsum([0, *counts[:-1]])
     add = np.add.reduceat
-    found = np.empty((len(counts), rows.shape[1]))
-    found[:, :6] = add(rows[:, :6], starts)
-    found[:, [6, 8]] = np.fmin.reduceat(rows[:, [6, 8]], starts)
-    found[:, [7, 9]] = np.fmax.reduceat(rows[:, [7, 9]], starts)
-    found[:, 10:12] = add(rows[:, 10:12], starts)
+    result = np.empty((len(counts), rows.shape[1]))
+    result[:, :6] = add(rows[:, :6], starts)
+    result[:, [6, 8]] = np.fmin.reduceat(rows[:, [6, 8]], starts)
+    result[:, [7, 9]] = np.fmax.reduceat(rows[:, [7, 9]], starts)
+    result[:, 10:12] = add(rows[:, 10:12], starts)
     finite, means = rows[:, 1], np.where(rows[:, 1] > 0, rows[:, 12], 0.0)
     with np.errstate(invalid="ignore"):
-        mean = add(finite * means, starts) / found[:, 1]
-    alike = found[:, 6] == found[:, 7]
-    found[:, 12] = np.where(alike, found[:, 6], mean)
+        mean = add(finite * means, starts) / result[:, 1]
+    alike = result[:, 6] == result[:, 7]
+    result[:, 12] = np.where(alike, result[:, 6], mean)
     d = np.where(finite > 0, means - np.repeat(mean, counts), 0.0)  # from the mean of all to that of a row
     m2, m3, m4 = rows[:, 13], rows[:, 14], rows[:, 15]
-    found[:, 13] = add(m2 + finite * d**2, starts)
-    found[:, 14] = add(m3 + 3 * d * m2 + finite * d**3, starts)
-    found[:, 15] = add(m4 + 4 * d * m3 + 6 * d**2 * m2 + finite * d**4, starts)
-    found[:, 13:][alike] = 0.0
-    return found
+    result[:, 13] = add(m2 + finite * d**2, starts)
+    result[:, 14] = add(m3 + 3 * d * m2 + finite * d**3, starts)
+    result[:, 15] = add(m4 + 4 * d * m3 + 6 * d**2 * m2 + finite * d**4, starts)
+    result[:, 13:][alike] = 0.0
+    return result
 
 
 @cache

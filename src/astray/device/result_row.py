@@ -1,4 +1,4 @@
-"""What a kernel finds of a tensor: a row of ten words, and how such rows become statistics.
+"""What a kernel measures of a tensor: a row of ten words, and how such rows become statistics.
 
 Rows lie column by column in an int64 buffer of ten times its capacity, floats by their bits. A row describes a whole
 tensor, or the part of it that one program of a kernel has read. It holds the mean and the spread rather than sums, so
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from astray.stats import Measurements
 
 FIELDS = ("finite", "mean", "spread", "low", "high", "zeros", "nan", "inf", "fingerprint", "first")
-"""`finite` counts the elements that the next four are about; `spread` is the norm of their distances from the mean.
+"""`finite` counts the elements that the next four describe; `spread` is the norm of their distances from the mean.
 
 `first` is 4 × the index of the first element that is not finite, plus 0, 1 or 2: it is NaN, inf or −inf. So the least
 of several is that of them all. It is `NONE`, or anything, where the counts say that everything is finite.

@@ -1,9 +1,9 @@
-"""Values of tensors on a device: copied aside where they lie, at once, and to the host while the program goes on.
+"""Staging of tensor values: copied on their device at once, and to the host while the program goes on.
 
 `Staging.take` copies a tensor into a chunk of device memory, in the program's own stream, so that it is the tensor as
 it is now, whatever is written to it later. A chunk goes to host memory in a stream of its own, and from there straight
 to the disk. Both sides are bounded: when device memory is short the program's stream waits for earlier copies, and when
-host memory is short the program does. Nothing is waited for in `take` itself.
+host memory is short the program does. `take` itself waits for nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ DEVICE_BYTES = 256 << 20
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the same size: they are copied and gathered alike for every dtype, and no bit changes."""
 
-LOOK_SECONDS = 1.0  # how often a wait for memory checks that there is still a writer to give some back
-KEPT_POSITIONS = 256  # sizes of tensors, of which a model has few
+POLL_SECONDS = 1.0  # how often a wait for memory checks that there is still a writer to release some
+CACHED_POSITIONS = 256  # sizes of tensors, of which a model has few
 
 
 class NotStagedError(Exception):
-    """A tensor's values could not be taken. Says why in a few words."""
+    """A tensor's values could not be taken. The message says why in a few words."""
 
 
 class Staging:
     """Takes the values of one device's tensors. Its methods may be called from any thread, in any stream.
 
-    `host_bytes` and `device_bytes` are the most memory it uses, `waited` is called with the seconds that the
-    program stood still because the host's was full. What `take` returns is to be handed to the writer at once.
+    `host_bytes` and `device_bytes` are the most memory it uses, `waited` is called with the seconds that the program
+    was blocked because host memory was full. What `take` returns is to be handed to the writer at once.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Staging:
         return self.chunks.device_bytes
 
     def take(self, tensor: torch.Tensor, positions: npt.NDArray[np.int64] | None = None) -> Staged:
-        """The values of a tensor as they are now, in row-major order; only those at `positions`, if they are given.
+        """The values of a tensor as they are now, in row-major order; only those at `positions`, if there are any.
 
         Raises NotStagedError while a graph is being captured, and when the device has no memory left.
         """
-        if self._operations.capturing():
+        if self._operations.is_capturing():
             raise NotStagedError(CAPTURED)
         try:
             with unobserved():
@@ -84,16 +84,16 @@ class Staging:
         return staged
 
     def send(self) -> None:
-        """Lets everything taken so far start on its way to the host. Waiting for it does this by itself."""
+        """Starts to copy everything taken so far to the host. Waiting for it does this by itself."""
         with unobserved():
             self.chunks.send()
 
     def close(self) -> None:
-        """Wait for copies under way, and give all memory back."""
+        """Wait for copies under way, and release all memory."""
         self.chunks.close()
         self._positions.clear()
 
-    def stood_still(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
         if self._waited is not None:
             self._waited(seconds)
 
@@ -104,25 +104,25 @@ class Staging:
         return torch.take(words, self._on_device(positions))
 
     def _on_device(self, positions: npt.NDArray[np.int64]) -> torch.Tensor:
-        """The positions as the device needs them. They are the same for every tensor of a size, and are kept."""
+        """The positions in device memory. They are the same for every tensor of a size, and are cached."""
         stream = self._operations.current()
         key = positions.tobytes()
-        kept = self._positions.get(key)
-        if kept is None:
-            host = self._operations.on_host(positions.nbytes).view(torch.int64)
+        cached = self._positions.get(key)
+        if cached is None:
+            host = self._operations.allocate_host(positions.nbytes).view(torch.int64)
             host.copy_(torch.from_numpy(positions.copy()))
             device = self._operations.upload(host)
-            kept = _Positions(host, device, self._operations.mark(stream))
-            if len(self._positions) < KEPT_POSITIONS:
-                self._positions[key] = kept
-        self._operations.follow(stream, kept.there)
-        return kept.device
+            cached = _Positions(host, device, self._operations.record_event(stream))
+            if len(self._positions) < CACHED_POSITIONS:
+                self._positions[key] = cached
+        self._operations.wait_event(stream, cached.arrived)
+        return cached.device
 
 
 class _Positions(NamedTuple):
     host: torch.Tensor
     device: torch.Tensor
-    there: Any  # the event that they have arrived
+    arrived: Any  # the event of their arrival
 
 
 class Staged:
@@ -135,16 +135,16 @@ class Staged:
         self._staging = staging
         self._chunks = staging.chunks
         self._left = boxes(words, self._chunks.size // words.element_size())
-        self._next: torch.Tensor | None = None  # of what is left, when there was no memory for it
-        self._pieces: deque[BytePiece] = deque()  # not asked for yet
+        self._next: torch.Tensor | None = None  # part of what is left, when there was no memory for it
+        self._pieces: deque[BytePiece] = deque()  # not yielded yet
         self._complete = False
         self._wanted = True
         self._failure: Exception | None = None
 
-    def fill(self, told: Callable[[], None] | None = None) -> None:
-        """Copy aside what is left of the tensor: as much as there is memory for, or, with `told`, all of it.
+    def fill(self, on_piece: Callable[[], None] | None = None) -> None:
+        """Copy what is left of the tensor into chunks: as much as there is memory for, or, with `on_piece`, all of it.
 
-        told: called after each part and each wait for memory.
+        on_piece: called after each part and each wait for memory.
         """
         alignment = PAGE if self.nbytes >= LARGE else ALIGNMENT
         with self._chunks.changed:
@@ -157,32 +157,32 @@ class Staged:
                     self._next = put[1]
                 else:
                     self._next = part
-                    if told is None:
+                    if on_piece is None:
                         return
                     self._wait()
-                if told is not None:
-                    told()
-            self._let_go()
+                if on_piece is not None:
+                    on_piece()
+            self._drop()
 
     def begin(self) -> None:
-        """Copy aside what can be without waiting. When that fails, nothing is kept of it."""
+        """Copy as much as is possible without waiting. When that fails, nothing is kept of it."""
         try:
             self.fill()
-        except Exception:  # whatever it is, it goes on its way
+        except Exception:  # raised again, whatever it is
             self.release()
             raise
 
-    def finish(self, told: Callable[[], None]) -> None:
+    def finish(self, on_piece: Callable[[], None]) -> None:
         if self._complete:
             return
         try:
             with unobserved():
-                self.fill(told)
-        except Exception as error:  # noqa: BLE001 - the writer hears of it, and the program goes on
+                self.fill(on_piece)
+        except Exception as error:  # noqa: BLE001 - `pieces` raises it in the writer, and the program goes on
             with self._chunks.changed:
                 self._failure, self._complete = error, True
-                self._let_go()
-            told()
+                self._drop()
+            on_piece()
             pass_interrupt(error)
 
     def pieces(self) -> Iterator[BytePiece | None]:
@@ -208,11 +208,11 @@ class Staged:
     def _wait(self) -> None:
         """Wait until memory is released."""
         start = time.perf_counter()
-        self._chunks.changed.wait(LOOK_SECONDS)  # the caller checks that there is still a writer
-        self._staging.stood_still(time.perf_counter() - start)
+        self._chunks.changed.wait(POLL_SECONDS)  # the caller checks that there is still a writer
+        self._staging.add_wait(time.perf_counter() - start)
 
-    def _let_go(self) -> None:
-        """Hold on to the program's tensor no longer."""
+    def _drop(self) -> None:
+        """Drop the reference to the program's tensor."""
         self._left, self._next = iter(()), None
 
 
@@ -236,7 +236,7 @@ def boxes(words: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's memory as integers: of its own size, or two for an element of 16 bytes."""
-    if tensor.is_conj() or tensor.is_neg():  # a sign that is only a flag yet
+    if tensor.is_conj() or tensor.is_neg():  # a sign that is only a flag so far
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.element_size() not in WORDS:
         tensor = torch.view_as_real(tensor)

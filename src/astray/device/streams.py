@@ -1,9 +1,9 @@
 """What `Staging` copies values with: streams and events of a device, and `Chunks` of memory on both sides.
 
-Copies wait for each other without the program waiting. `AsynchronousDevice` is for devices that work through queues of
+Copies wait for each other without the program waiting. `AsynchronousDevice` is for devices with streams of
 their own (CUDA, ROCm, XPU, NPU), `SynchronousDevice` for all others, where a copy is over when its call returns.
-Threads that write call `adopt` first, so that they can wait for the device while the program captures a graph, without
-breaking that.
+Threads that write call `attach_thread` first: then their waits for the device do not break a graph that the program is
+capturing.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Any, Protocol
 
 import torch
 
-from astray.device.launcher import relax
+from astray.device.launcher import relax_capture
 from astray.store.deferred import PAGE, BytePiece
 
 
 class DeviceStreams(Protocol):
-    """The operations. A stream is whatever `current` returns, an event whatever `mark` and `fetch` do."""
+    """The operations. A stream is whatever `current` returns, an event whatever `record_event` and `fetch` do."""
 
-    def adopt(self) -> None:
-        """Makes this thread, which is one of our own, work with the device."""
+    def attach_thread(self) -> None:
+        """Prepares this thread, which is one of our own, to work with the device."""
 
-    def capturing(self) -> bool:
-        """Whether what this thread does now becomes part of a graph instead of being done."""
+    def is_capturing(self) -> bool:
+        """Whether what this thread launches now becomes part of a graph instead of being executed."""
 
-    def on_device(self, nbytes: int) -> torch.Tensor: ...
+    def allocate_device(self, nbytes: int) -> torch.Tensor: ...
 
-    def on_host(self, nbytes: int) -> torch.Tensor:
-        """Memory of the host, page-aligned, which the device can write to by itself."""
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
+        """Page-aligned host memory that the device can write to directly."""
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy on the device of memory that is not written to any more, to be used in this stream."""
+        """A copy on the device of memory that is not written to any more, for use in this stream."""
 
     def current(self) -> Any:
         """The stream in which this thread works."""
 
-    def mark(self, stream: Any, event: Any = None) -> Any:
-        """An event that happens once all work so far in the stream is done; an older one is used again."""
+    def record_event(self, stream: Any, event: Any = None) -> Any:
+        """An event that happens once all work so far in the stream is done; `event` is reused."""
 
-    def follow(self, stream: Any, event: Any) -> None:
-        """Lets whatever the stream is given from now on happen after the event."""
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """Makes the stream wait for the event before whatever is launched from now on."""
 
     def fetch(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Any]) -> Any:
-        """Copies to the host once all these events have happened; returns the event that it is there."""
+        """Copies to the host once all these events have happened; returns the event of its arrival."""
 
     def wait(self, event: Any) -> None:
         """Waits, in this thread, until the event has happened. Raises when the device failed."""
@@ -63,28 +63,28 @@ def device_for(device: torch.device) -> DeviceStreams:
 
 
 class AsynchronousDevice:
-    """A device with queues, by the module that torch has for its kind. Copies to the host have a queue of their own."""
+    """A device with streams, by the module that torch has for its kind. Copies to the host have their own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = torch.get_device_module(device)
         self._capturing: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
         self._copies = self._module.Stream(device=device)
-        self._adopted = threading.local()
+        self._attached = threading.local()
 
-    def adopt(self) -> None:
-        if not hasattr(self._adopted, "now"):
-            self._adopted.now = True
-            relax()
-            self._module.set_device(self._device)  # with any other, memory would be taken there
+    def attach_thread(self) -> None:
+        if not hasattr(self._attached, "done"):
+            self._attached.done = True
+            relax_capture()
+            self._module.set_device(self._device)  # with another, memory would be allocated on that one
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         return self._capturing()
 
-    def on_device(self, nbytes: int) -> torch.Tensor:
+    def allocate_device(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
-    def on_host(self, nbytes: int) -> torch.Tensor:
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
@@ -93,12 +93,12 @@ class AsynchronousDevice:
     def current(self) -> Any:
         return self._module.current_stream(self._device)
 
-    def mark(self, stream: Any, event: Any = None) -> Any:
+    def record_event(self, stream: Any, event: Any = None) -> Any:
         event = self._event() if event is None else event
         event.record(stream)
         return event
 
-    def follow(self, stream: Any, event: Any) -> None:
+    def wait_event(self, stream: Any, event: Any) -> None:
         stream.wait_event(event)
 
     def fetch(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Any]) -> Any:
@@ -106,7 +106,7 @@ class AsynchronousDevice:
             self._copies.wait_event(event)
         with self._module.stream(self._copies):
             host.copy_(device, non_blocking=True)
-        return self.mark(self._copies)
+        return self.record_event(self._copies)
 
     def wait(self, event: Any) -> None:
         event.synchronize()
@@ -122,21 +122,21 @@ class AsynchronousDevice:
 
 
 class SynchronousDevice:
-    """A device whose copies are over when they return; also the host itself."""
+    """A device whose copies are complete when the call returns; also the host itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def adopt(self) -> None:
+    def attach_thread(self) -> None:
         pass
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         return False
 
-    def on_device(self, nbytes: int) -> torch.Tensor:
+    def allocate_device(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
-    def on_host(self, nbytes: int) -> torch.Tensor:
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
         memory = torch.empty(nbytes + PAGE, dtype=torch.uint8)
         start = -memory.data_ptr() % PAGE
         return memory[start : start + nbytes]
@@ -147,10 +147,10 @@ class SynchronousDevice:
     def current(self) -> Any:
         return None
 
-    def mark(self, stream: Any, event: Any = None) -> Any:
+    def record_event(self, stream: Any, event: Any = None) -> Any:
         pass
 
-    def follow(self, stream: Any, event: Any) -> None:
+    def wait_event(self, stream: Any, event: Any) -> None:
         pass
 
     def fetch(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Any]) -> Any:  # noqa: ARG002 - all over
@@ -175,8 +175,8 @@ class Chunks:
     """The memory that values pass through on their way from a device: chunks, each some device and as much host memory.
 
     Tensors are copied into the open chunk one after the other. What has gathered there goes to the host in one copy,
-    when the chunk is full or its bytes are waited for. Device memory is used again once that copy is done, by the order
-    of the streams; host memory once the writer has released its bytes. Both are made as they are needed.
+    when the chunk is full or its bytes are waited for. Device memory is reused once that copy is done, by the order of
+    the streams; host memory once the writer has released its bytes. Both are allocated as they are needed.
 
     Every method is called with `changed` held, or takes it.
     """
@@ -185,7 +185,7 @@ class Chunks:
         self.changed = threading.Condition()
         self.size = max(min(CHUNK_BYTES, host_bytes // 4, device_bytes // 2) // PAGE * PAGE, LEAST_BYTES)
         self._device = device
-        self._host_left = max(4, host_bytes // self.size)  # how many more may be made
+        self._host_left = max(4, host_bytes // self.size)  # how many more may be allocated
         self._device_left = max(2, device_bytes // self.size)
         self._host: list[_Host] = []  # free
         self._slots: list[_Slot] = []  # in the order in which they are used
@@ -197,7 +197,7 @@ class Chunks:
         return self.size * len(self._slots)
 
     def put(self, words: torch.Tensor, alignment: int) -> tuple[BytePiece, torch.Tensor | None] | None:
-        """Copy a tensor, or if it has one dimension its beginning, aside; returns where it is, and the rest.
+        """Copy a tensor into a chunk, or only its beginning if it has one dimension; returns the piece, and the rest.
 
         None when there is no memory, until a piece is released.
         """
@@ -212,18 +212,18 @@ class Chunks:
         stream = self._device.current()
         chunk.enter(self._device, stream)
         chunk.slot.view(words.dtype)[start // itemsize :][:count].view(now.shape).copy_(now)
-        chunk.marks[stream] = self._device.mark(stream, chunk.marks.get(stream))
+        chunk.marks[stream] = self._device.record_event(stream, chunk.marks.get(stream))
         chunk.filled = start + count * itemsize
         return self._piece(chunk, start), rest
 
     def send(self) -> None:
-        """Let what is in the open chunk start on its way."""
+        """Start to copy what is in the open chunk."""
         with self.changed:
             if self._open is not None:
                 self._send(self._open)
 
     def close(self) -> None:
-        """Wait for copies under way, and let go of all memory."""
+        """Wait for copies under way, and release all memory."""
         with self.changed:
             self._close_chunk()
             self._device.synchronize()
@@ -243,7 +243,7 @@ class Chunks:
             raise RuntimeError("the recording is over")
         if not self._host and self._host_left:
             self._host_left -= 1
-            self._host.append(_Host(self._device.on_host(self.size)))
+            self._host.append(_Host(self._device.allocate_host(self.size)))
         if not self._host:
             return None
         self._open = _Chunk(self._host.pop(), self._slot())
@@ -252,10 +252,10 @@ class Chunks:
     def _slot(self) -> _Slot:
         """The device memory that was used longest ago."""
         if self._device_left:
-            memory = self._device.on_device(self.size)
+            memory = self._device.allocate_device(self.size)
             self._device_left -= 1
             # Memory that the program has freed may still be in use, in the stream it was freed in.
-            self._slots.append(_Slot(memory, self._device.mark(self._device.current())))
+            self._slots.append(_Slot(memory, self._device.record_event(self._device.current())))
             return self._slots[-1]
         slot = self._slots.pop(0)
         self._slots.append(slot)
@@ -273,21 +273,21 @@ class Chunks:
             part = slice(chunk.sent, chunk.filled)
             event = self._device.fetch(chunk.host.memory[part], chunk.slot.memory[part], chunk.marks.values())
             chunk.segment.sent = True
-            chunk.segment.there = chunk.slot.free = event
+            chunk.segment.arrived = chunk.slot.free = event
             chunk.sent, chunk.marks, chunk.segment = chunk.filled, {}, _Segment()
 
     def _piece(self, chunk: _Chunk, start: int) -> BytePiece:
-        """What the writer gets: the bytes, how to wait for them, and how to give them back."""
+        """What the writer gets: the bytes, how to wait for them, and how to release them."""
         segment = chunk.segment
         chunk.users += 1
 
         def ready() -> None:
-            self._device.adopt()
+            self._device.attach_thread()
             if not segment.sent:
                 with self.changed:
                     if not segment.sent:
                         self._send(chunk)
-            self._device.wait(segment.there)
+            self._device.wait(segment.arrived)
 
         def release() -> None:
             with self.changed:
@@ -330,17 +330,17 @@ class _Slot:
 
 
 class _Segment:
-    """The part of a chunk that goes to the host in one copy; it is there once `there` has happened."""
+    """The part of a chunk that goes to the host in one copy, complete once the event `arrived` has happened."""
 
-    __slots__ = ("sent", "there")
+    __slots__ = ("arrived", "sent")
 
     def __init__(self) -> None:
         self.sent = False
-        self.there: Any = None
+        self.arrived: Any = None
 
 
 class _Chunk:
-    """Both memories in use together, until everything in them is written."""
+    """Device and host memory in use together, until everything in them is written."""
 
     __slots__ = ("_entered", "_free", "closed", "filled", "host", "marks", "segment", "sent", "slot", "users")
 
@@ -348,7 +348,7 @@ class _Chunk:
         self.host = host
         self.slot = slot
         self.filled = self.sent = 0
-        self.users = 0  # pieces not given back
+        self.users = 0  # pieces not released
         self.closed = False
         self.segment = _Segment()
         self.marks: dict[Any, Any] = {}  # by stream, the event that its copies into the chunk are done
@@ -359,4 +359,4 @@ class _Chunk:
         """Let a stream write into the chunk, not before what the device memory held has reached the host."""
         if stream not in self._entered:
             self._entered.add(stream)
-            device.follow(stream, self._free)
+            device.wait_event(stream, self._free)

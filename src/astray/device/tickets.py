@@ -1,7 +1,7 @@
 """Tickets for measurements that devices are making, and the results they stand for once these have arrived.
 
-Measurements are sent for in segments: a ring fills one, sends for it at the end of a step or when it is full, and opens
-the next. Rings and the program's threads are on one side of this, the writer's thread on the other.
+Measurements are fetched in segments: a measurer fills one, starts to fetch it at the end of a step or when it is full,
+and opens the next. Measurers run in the program's threads, tickets are redeemed in the writer's thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.device.launcher import relax
+from astray.device.launcher import relax_capture
 from astray.device.result_row import WIDTH, Rows, measurements
 from astray.interrupts import pass_interrupt
 from astray.store.deferred import RedeemedTickets
@@ -31,7 +31,7 @@ FORGOTTEN = "its measurement was let go before the row was written"
 
 
 class Segment:
-    """Measurements that are sent for together, by number: `count` of them so far."""
+    """Measurements that are fetched together, by number: `count` of them so far."""
 
     __slots__ = ("_fetch", "_fetching", "_rows", "count", "lost", "number")
 
@@ -48,11 +48,11 @@ class Segment:
         return (self.number * SLOTS + slot) * 2 + statistics
 
     def send(self, fetch: Callable[[], Rows]) -> None:
-        """It has been sent for: `fetch` waits until it is here. Nothing is added from now on."""
+        """Its copy to the host has begun: `fetch` waits until it has arrived. Nothing is added from now on."""
         self._fetch = fetch
 
     def lose(self, why: str) -> None:
-        """It will never come."""
+        """It will never arrive."""
         self.lost = why
 
     @property
@@ -60,7 +60,7 @@ class Segment:
         return self._fetch is not None or self.lost is not None
 
     def rows(self) -> Rows | None:
-        """Its rows, once they are here; None when they are lost."""
+        """Its rows, once they have arrived; None when they are lost."""
         with self._fetching:
             if self._rows is None and self.lost is None and self._fetch is not None:
                 try:
@@ -71,56 +71,56 @@ class Segment:
             return self._rows
 
 
-class Ring(Protocol):
+class Measurer(Protocol):
     """Measures the tensors of one device."""
 
     def close(self) -> None:
-        """Sends for what has been measured since the last time. Raises nothing."""
+        """Starts to fetch what was measured since the last time. Raises nothing."""
 
     def abandon(self, why: str) -> None:
-        """What could not be sent for is lost."""
+        """Marks as lost what could not be fetched."""
 
 
 class Tickets:
-    """Gives segments to rings, and redeems tickets for the writer.
+    """Opens segments for measurers, and redeems tickets for the writer.
 
-    `forget` is told when nothing that was measured before should be used for new rows: it is not kept for ever. That is
-    so when the program has everything sent for, and after many segments. It is not when a segment happens to be sent
-    early, because it is full or the program was slow: a tensor that is seen again then would have its values stored
-    again, so that what is stored would depend on the time.
+    `forget` is called when nothing that was measured before should be used for new rows, since segments are not kept
+    forever: when the program fetches everything, and after many segments. It is not called when a segment happens to be
+    sent early, because it is full or the program was slow: a tensor that is seen again then would have its values
+    stored again, so that what is stored would depend on the time.
     """
 
     def __init__(self, forget: Callable[[], None] = lambda: None) -> None:
         self.forget = forget
-        self._since = 0  # segments sent since it was told
+        self._since = 0  # segments sent since `forget` was called
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
-        self._rings: list[Ring] = []
+        self._measurers: list[Measurer] = []
 
     @property
     def is_used(self) -> bool:
-        return bool(self._rings)
+        return bool(self._measurers)
 
-    def add(self, ring: Ring) -> None:
-        self._rings.append(ring)
+    def add(self, measurer: Measurer) -> None:
+        self._measurers.append(measurer)
 
     def open(self) -> Segment:
-        """The next segment of a ring."""
+        """The next segment of a measurer."""
         number = next(self._numbers)
         segment = self._segments[number] = Segment(number)
         return segment
 
-    def settle(self, own_thread: bool = False) -> None:
-        """Sends for the measurements of all tickets given so far, without waiting."""
+    def start_fetch(self, own_thread: bool = False) -> None:
+        """Starts to fetch the measurements of all tickets handed out so far, without waiting."""
         if own_thread:
-            relax()
-        for ring in self._rings:
-            ring.close()
+            relax_capture()
+        for measurer in self._measurers:
+            measurer.close()
         if self._since and not own_thread:
             self._forget()
 
     def sent(self, segment: Segment) -> None:
-        """A ring has done with a segment and opened the next."""
+        """A measurer has sent a segment and opened the next."""
         self._since += 1
         if segment.lost is not None or self._since >= _KEPT // _SHARED:
             self._forget()
@@ -130,10 +130,10 @@ class Tickets:
         self.forget()
 
     def finish(self) -> None:
-        """The same for the last time. What still cannot be sent for is lost."""
-        self.settle()
-        for ring in self._rings:
-            ring.abandon(UNSENT)
+        """The same for the last time. What still cannot be fetched is lost."""
+        self.start_fetch()
+        for measurer in self._measurers:
+            measurer.abandon(UNSENT)
 
     def is_due(self, ticket: int) -> bool:
         segment = self._segments.get(ticket // (2 * SLOTS))
@@ -149,24 +149,24 @@ class Tickets:
 
     def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
         """Waits for the results of tickets that are due."""
-        places, counted = tickets // 2, tickets % 2 == 1
-        numbers, slots = places // SLOTS, places % SLOTS
+        indices, with_statistics = tickets // 2, tickets % 2 == 1
+        numbers, slots = indices // SLOTS, indices % SLOTS
         rows = np.zeros((WIDTH, len(tickets)), np.int64)
-        here = np.zeros(len(tickets), np.bool_)
+        available = np.zeros(len(tickets), np.bool_)
         lost = None
         for number in np.unique(numbers).tolist():
             segment = self._segments.get(number)
-            found = None if segment is None else segment.rows()
-            if found is None:
+            of_segment = None if segment is None else segment.rows()
+            if of_segment is None:
                 lost = FORGOTTEN if segment is None else segment.lost
                 continue
-            among = numbers == number
-            rows[:, among] = found[:, slots[among]]
-            here |= among
-        self._let_go(int(numbers.max(initial=0)) - _KEPT)
-        return RedeemedTickets(measurements(rows), counted & here, here, lost)
+            mask = numbers == number
+            rows[:, mask] = of_segment[:, slots[mask]]
+            available |= mask
+        self._drop(int(numbers.max(initial=0)) - _KEPT)
+        return RedeemedTickets(measurements(rows), with_statistics & available, available, lost)
 
-    def _let_go(self, before: int) -> None:
+    def _drop(self, before: int) -> None:
         for number in [number for number in list(self._segments) if number < before]:
             if self._segments[number].is_due:
                 del self._segments[number]

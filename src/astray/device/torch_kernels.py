@@ -64,7 +64,7 @@ class _Numbers(NamedTuple):
 
 @torch.no_grad()
 def measure(tensor: torch.Tensor, *, statistics: bool, shard: ShardPosition | None = None) -> torch.Tensor:
-    """Give the row of a tensor as ten int64 words on its device, in the order of `rows.FIELDS`.
+    """The row of a tensor as ten int64 words on its device, in the order of `result_row.FIELDS`.
 
     The tensor is a plain strided one, its conjugate and negative bits resolved. Without `statistics` only the number of
     elements and the fingerprint are filled in. Same results as the kernels of `astray.stats`: fingerprint, counts and
@@ -101,7 +101,7 @@ def measure(tensor: torch.Tensor, *, statistics: bool, shard: ShardPosition | No
 
 @lru_cache(maxsize=64)
 def widest_float(device: torch.device) -> torch.dtype:
-    """Give the float that a device computes in: float64 where it has that, else float32."""
+    """The float that a device computes in: float64 where it has that, else float32."""
     if device.type == "mps":
         return torch.float32
     try:

@@ -1,4 +1,4 @@
-"""Statistics and fingerprint of a tensor on the GPU: `measure` leaves partial rows, `settle` merges them.
+"""Statistics and fingerprint of a tensor on the GPU: `measure` leaves partial rows, `merge_rows` merges them.
 
 `layout` says how memory is walked; `result_row` says what a row is. Each thread keeps its own sums over all it reads,
 about a pivot of its own (the mean of its first few elements): that keeps small spreads about large means right in
@@ -35,7 +35,7 @@ _FLIP = tl.constexpr(fingerprint.FLIP ^ fingerprint.FLIP >> 16)  # moved behind 
 _INF = tl.constexpr(float("inf"))
 _NONE = tl.constexpr(NONE)
 
-# --- where things are ---
+# --- addresses ---
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _advance(place, rest, extent, memory, logical, LAST: tl.constexpr, WIDE: tl.
     else:
         size, step, count = (extent >> 32).to(tl.int32), memory.to(tl.int32), (logical & 0xFFFFFFFF).to(tl.int32)
     if LAST:
-        here, quotient = rest, rest
+        coordinate, quotient = rest, rest
     else:
         if WIDE:
             quotient = rest // size
@@ -55,8 +55,8 @@ def _advance(place, rest, extent, memory, logical, LAST: tl.constexpr, WIDE: tl.
             number = rest.to(tl.uint32)
             factor = tl.zeros_like(number) + (extent & 0xFFFFFFFF).to(tl.uint32)
             quotient = ((tl.umulhi(number, factor) + number) >> (logical >> 32).to(tl.uint32)).to(tl.int32)
-        here = rest - quotient * size
-    return (offset + here * step, index + here * count), quotient
+        coordinate = rest - quotient * size
+    return (offset + coordinate * step, index + coordinate * count), quotient
 
 
 @triton.jit
@@ -146,16 +146,16 @@ def _last_word(address, number, count, ITEM: tl.constexpr):
     word = tl.zeros(number.shape, tl.uint32)
     for each in tl.static_range(4 // ITEM - 1):
         element = words * (4 // ITEM) + each
-        here = (number == words) & (element < count)
+        mask = (number == words) & (element < count)
         if ITEM == 2:
-            bits = tl.load(address.to(tl.pointer_type(tl.uint16)) + element + tl.zeros_like(number), here, 0)
+            bits = tl.load(address.to(tl.pointer_type(tl.uint16)) + element + tl.zeros_like(number), mask, 0)
         else:
-            bits = tl.load(address.to(tl.pointer_type(tl.uint8)) + element + tl.zeros_like(number), here, 0)
+            bits = tl.load(address.to(tl.pointer_type(tl.uint8)) + element + tl.zeros_like(number), mask, 0)
         word |= bits.to(tl.uint32) << (8 * ITEM * each)
     return word
 
 
-# --- what is there ---
+# --- elements ---
 
 
 @triton.jit
@@ -566,7 +566,7 @@ def _measure_part(
             right = bounded & ((width <= 0) | fine) if PIVOT else bounded
             attempt = tl.where(right, 4, attempt + 1)
             if attempt < 4:
-                # Infinities are left out from now on. Until they were, the extremes tell nothing.
+                # Infinities are left out from now on. Until then the extremes are not meaningful.
                 trusted = (tl.abs(row_low) < _INF) & (tl.abs(row_high) < _INF)
                 near = tl.where(trusted, _power(tl.maximum(tl.maximum(-row_low, row_high), 0.0)), 1.0)
                 if not DOUBLE:
@@ -632,30 +632,31 @@ def measure_many(
     The list has four words for a tensor: its address, how many numbers there are, the first of its programs and their
     number. Behind those there is a word for each program: which tensor it is for. Slots are those from `slot` on.
     """
-    here = tl.program_id(0)
-    tensor = tl.load(listed + 4 * tensors + here)
+    index = tl.program_id(0)
+    tensor = tl.load(listed + 4 * tensors + index)
     entry = listed + 4 * tensor
     address, count, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     programs = tl.load(entry + 3).to(tl.int32)
-    program = here - start.to(tl.int32)
+    program = index - start.to(tl.int32)
     if program == 0:
         tl.store(table + 2 * (slot + tensor), first + start)
         tl.store(table + 2 * (slot + tensor) + 1, programs.to(tl.int64))
-    _measure_part(address, count, count * 0, (count,), program, programs, partials, capacity, first + here, DTYPE, ITEM,
-                  UNIT, ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS, UNROLL)  # fmt: skip
+    _measure_part(address, count, count * 0, (count,), program, programs, partials, capacity, first + index, DTYPE,
+                  ITEM, UNIT, ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS,
+                  UNROLL)  # fmt: skip
 
 
 @triton.jit
-def _above(row, capacity, here, scale, ground):
+def _above(row, capacity, mask, scale, ground):
     """How many finite elements partial rows have, and how far above the ground their scaled mean is."""
-    has = tl.load(row, here, 0).to(tl.float64)
-    half = tl.load(row + capacity, here, 0).to(tl.float64, bitcast=True)
-    low = tl.load(row + 3 * capacity, here, 0).to(tl.float64, bitcast=True)
+    has = tl.load(row, mask, 0).to(tl.float64)
+    half = tl.load(row + capacity, mask, 0).to(tl.float64, bitcast=True)
+    low = tl.load(row + 3 * capacity, mask, 0).to(tl.float64, bitcast=True)
     return has, tl.where(has > 0, low * scale - ground + 2 * (half * scale), 0.0)
 
 
 @triton.jit
-def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
+def merge_rows(partials, capacity, table, results, room, BLOCK: tl.constexpr):
     """Merge the partial rows of slot `program` into row `program` of the results, which have room for `room` rows."""
     slot = tl.program_id(0).to(tl.int64)
     first = tl.load(table + 2 * slot)
@@ -667,17 +668,17 @@ def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
     zeros, nan, inf, weight = finite, finite, finite, finite
     bad = tl.full([BLOCK], _NONE, tl.int64)
     for start in range(0, programs, BLOCK):
-        here = start + lane < programs
+        mask = start + lane < programs
         row = partials + first + start + lane
-        has = tl.load(row, here, 0)
+        has = tl.load(row, mask, 0)
         finite += has
-        low = tl.minimum(low, tl.load(row + 3 * capacity, here, 0x7FF0000000000000).to(tl.float64, bitcast=True))
-        high = tl.maximum(high, tl.load(row + 4 * capacity, here, -0x10000000000000).to(tl.float64, bitcast=True))
-        zeros += tl.load(row + 5 * capacity, here, 0)
-        nan += tl.load(row + 6 * capacity, here, 0)
-        inf += tl.load(row + 7 * capacity, here, 0)
-        weight += tl.load(row + 8 * capacity, here, 0)
-        bad = tl.minimum(bad, tl.load(row + 9 * capacity, here, _NONE))
+        low = tl.minimum(low, tl.load(row + 3 * capacity, mask, 0x7FF0000000000000).to(tl.float64, bitcast=True))
+        high = tl.maximum(high, tl.load(row + 4 * capacity, mask, -0x10000000000000).to(tl.float64, bitcast=True))
+        zeros += tl.load(row + 5 * capacity, mask, 0)
+        nan += tl.load(row + 6 * capacity, mask, 0)
+        inf += tl.load(row + 7 * capacity, mask, 0)
+        weight += tl.load(row + 8 * capacity, mask, 0)
+        bad = tl.minimum(bad, tl.load(row + 9 * capacity, mask, _NONE))
     least, most, known = tl.min(low, 0), tl.max(high, 0), tl.sum(finite, 0)
     some = tl.maximum(known, 1).to(tl.float64)
     scale = _power(tl.where(known > 0, tl.maximum(tl.maximum(-least, most), 0.0), 0.0))
@@ -689,10 +690,10 @@ def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
     middle = tl.sum(total, 0) / some
     left = tl.zeros([BLOCK], tl.float64)
     for start in range(0, programs, BLOCK):
-        here = start + lane < programs
+        mask = start + lane < programs
         row = partials + first + start + lane
-        has, above = _above(row, capacity, here, scale, ground)
-        spread = tl.load(row + 2 * capacity, here, 0).to(tl.float64, bitcast=True) * scale
+        has, above = _above(row, capacity, mask, scale, ground)
+        spread = tl.load(row + 2 * capacity, mask, 0).to(tl.float64, bitcast=True) * scale
         left += spread * spread + has * ((above - middle) * (above - middle))
     _put(results, room, slot, known, (ground + middle) / scale, tl.sqrt(tl.sum(left, 0)) / scale, least, most,
          tl.sum(zeros, 0), tl.sum(nan, 0), tl.sum(inf, 0), tl.sum(weight, 0), tl.min(bad, 0))  # fmt: skip
@@ -757,9 +758,9 @@ def measure_many_source(variant: Variant) -> KernelSource:
     return KernelSource(measure_many, signature, variant.constants, variant.warps)
 
 
-SETTLE = KernelSource(
-    settle,
+MERGE_ROWS = KernelSource(
+    merge_rows,
     {"partials": "*i64", "capacity": "i64", "table": "*i64", "results": "*i64", "room": "i64"},
     {"BLOCK": 256},
 )
-"""Launched with as many programs as there are slots to settle."""
+"""Launched with as many programs as there are slots to merge."""

@@ -63,10 +63,10 @@ def measure_moments(table, rows, DTYPE: tl.constexpr, TILE: tl.constexpr):
     low, high = zero + _INF, zero - _INF
     absmin, absmax = low, zero
     for each in tl.range(start, end, TILE, num_stages=3):
-        here = each + lane < end
-        x = tl.load(pointer + each + lane, here, 0.0).to(tl.float64)
+        mask = each + lane < end
+        x = tl.load(pointer + each + lane, mask, 0.0).to(tl.float64)
         size = tl.abs(x)
-        good = here & (size < _INF)
+        good = mask & (size < _INF)
         away = tl.where(good, x - pivot, 0.0)
         square = away * away
         s1 += away
@@ -75,10 +75,10 @@ def measure_moments(table, rows, DTYPE: tl.constexpr, TILE: tl.constexpr):
         s4 += square * square
         sizes += tl.where(good, size, 0.0)
         finite += good.to(tl.int32)
-        nans += (here & (x != x)).to(tl.int32)
-        above += (here & (x == _INF)).to(tl.int32)
-        below += (here & (x == -_INF)).to(tl.int32)
-        zeros += (here & (x == 0.0)).to(tl.int32)
+        nans += (mask & (x != x)).to(tl.int32)
+        above += (mask & (x == _INF)).to(tl.int32)
+        below += (mask & (x == -_INF)).to(tl.int32)
+        zeros += (mask & (x == 0.0)).to(tl.int32)
         low = tl.minimum(low, tl.where(good, x, _INF))
         high = tl.maximum(high, tl.where(good, x, -_INF))
         absmin = tl.minimum(absmin, tl.where(good, size, _INF))

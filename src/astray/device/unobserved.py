@@ -1,4 +1,4 @@
-"""Runs torch operations of our own inside the user's program without making them a part of it.
+"""Runs torch operations of our own inside the user's program, hidden from a recording and from autograd.
 
 Modes and autograd do not see them, and the tensors made are ordinary ones even under inference mode, where they could
 not be written to later.

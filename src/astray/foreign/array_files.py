@@ -1,8 +1,8 @@
-"""Files of arrays and tensors, as several dumps have them: .npy files read and written, torch's files written.
+"""Files of arrays and tensors that several tools' dumps use: .npy files read and written, torch's files written.
 
-Nothing is unpickled on reading, and values are mapped, not read. `write_torch_file` writes, without torch, what
+Nothing is unpickled on reading, and values are memory-mapped. `write_torch_file` writes, without torch, what
 `torch.load(…, weights_only=True)` opens: a zip with a pickle and the bytes of the tensors beside it, each at a multiple
-of 64 bytes, so that torch may map them. The pickle is put together here, opcode by opcode: Python's own would import
+of 64 bytes, so that torch can map them. The pickle is assembled here, opcode by opcode: Python's pickler would import
 torch to look up the names in it.
 """
 
@@ -38,7 +38,7 @@ def describe(path: Path) -> TensorSpec:
 
 
 def read(path: Path) -> Array:
-    """The array, in row-major order, mapped from the file where it lies so."""
+    """The array in row-major order; memory-mapped if the file has it in that order."""
     spec, dtype, column_major, start = _header(path)
     if not spec.size:
         return np.empty(spec.shape, dtype)
@@ -51,7 +51,7 @@ def read(path: Path) -> Array:
 
 
 def write_npy(path: Path, array: Array) -> None:
-    """Write an array so that it is either there in full or not at all."""
+    """Write an array, atomically."""
     draft = path.with_name(f".{path.name[-200:]}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -62,7 +62,7 @@ def write_npy(path: Path, array: Array) -> None:
 
 
 class _Stream:
-    """A file object that numpy does not take for a file: for a real one, a disk error has neither number nor words."""
+    """Hides that an object is a file: numpy's errors for real files have neither errno nor message."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.write = file.write
@@ -76,15 +76,15 @@ def _header(path: Path) -> tuple[TensorSpec, np.dtype[Any], bool, int]:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
-    except Exception as error:  # noqa: BLE001 - whatever numpy's parser says of a damaged header
-        raise RunError(f"{path} is no array of numpy's: {_first_line(error)}.") from None
+    except Exception as error:  # noqa: BLE001 - numpy's parser raises anything for a damaged header
+        raise RunError(f"{path} is not a numpy array: {_first_line(error)}.") from None
     if dtype.hasobject:
         raise RunError(
             f"{path} holds Python objects, for which a pickle would have to be run. Save its arrays without them."
         )
     name = _NAMES.get(dtype.newbyteorder("<").str if dtype.byteorder == ">" else dtype.str)
     if name is None:
-        raise RunError(f"{path} holds {dtype}, which is no type of tensors.")
+        raise RunError(f"{path} holds {dtype}, which is not a type of tensors.")
     spec = TensorSpec(name, shape)
     needed = start + math.prod(shape) * dtype.itemsize
     if size < needed:
@@ -98,7 +98,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"version {version} of the format is not known")
     shape, column_major, dtype = _HEADERS[version](file)
     if not is_shape(shape):
-        raise ValueError(f"the shape {shape} is none")
+        raise ValueError(f"the shape {shape} is impossible")
     return tuple(shape), column_major, dtype
 
 
@@ -109,14 +109,14 @@ def _first_line(error: Exception) -> str:
 # -- files of torch ----------------------------------------------------------------------------------------------------
 
 ALIGNMENT = 64
-"""Bytes; torch aligns the tensors in its files so, too."""
+"""Bytes; torch's own alignment of the tensors in its files."""
 
 _ROOT = "archive"
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip files know no earlier date; equal content gives equal bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip file: equal content gives equal bytes
 _LOCAL_HEADER_BYTES = 30
-_PADDING = struct.Struct("<2sH")  # a field that readers of zip files skip, as torch pads with
-_RECORD_OF_LARGE_FILES = 20  # which zipfile puts before it where sizes need 64 bits
+_PADDING = struct.Struct("<2sH")  # an extra field that readers of zip files skip, as torch writes it
+_ZIP64_FIELD_BYTES = 20  # zipfile puts this field before it where sizes need 64 bits
 
 
 class TorchTensor(NamedTuple):
@@ -130,13 +130,13 @@ Nest: TypeAlias = "TorchTensor | bool | int | float | str | list[Nest] | tuple[N
 
 
 def write_torch_file(path: Path, content: Nest) -> None:
-    """Write a file as `torch.save(content, path)` would, so that it is either there in full or not at all.
+    """Write a file as `torch.save(content, path)` would, atomically.
 
     >>> write_torch_file(path, {"module": "layers.0", "input": (TorchTensor(array, "float32"), 0.5, None)})
     >>> torch.load(path, weights_only=True)["input"][0].shape
     torch.Size([8, 128])
 
-    An array that stands in several places is stored once, and loads as tensors that share their memory.
+    An array that occurs several times is stored once, and loads as tensors that share their memory.
     """
     pickled = _Pickle()
     pickled.add(content)
@@ -158,7 +158,7 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
     large = len(data) >= zipfile.ZIP64_LIMIT
     assert archive.fp is not None
     start = archive.fp.tell() + _LOCAL_HEADER_BYTES + len(entry.filename) + _PADDING.size
-    gap = -(start + _RECORD_OF_LARGE_FILES * large) % ALIGNMENT
+    gap = -(start + _ZIP64_FIELD_BYTES * large) % ALIGNMENT
     entry.extra = _PADDING.pack(b"FB", gap) + bytes(gap)
     entry.file_size = len(data)
     with archive.open(entry, "w", force_zip64=large) as file:
@@ -166,12 +166,12 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
 
 
 class _Pickle:
-    """What `torch.save` pickles, in protocol 2 and without a memory for what came before."""
+    """The pickle that `torch.save` writes, in protocol 2 and without memoisation."""
 
     def __init__(self) -> None:
         self.arrays: list[npt.NDArray[Any]] = []
-        self._given: dict[int, int] = {}  # the number of a storage by the identity of the array it was given as
-        self._kept: list[npt.NDArray[Any]] = []  # as long as these live nothing else has their identities
+        self._storages: dict[int, int] = {}  # the number of a storage by the id of its array
+        self._kept: list[npt.NDArray[Any]] = []  # keeps the arrays alive, so that their ids stay unique
         self._code = bytearray(b"\x80\x02")
 
     def bytes(self) -> bytes:
@@ -205,11 +205,11 @@ class _Pickle:
         self._code += b"t"
 
     def _tensor(self, tensor: TorchTensor) -> None:
-        """A call that makes the tensor of its storage, which lies outside of the pickle."""
+        """A call that makes the tensor from its storage, which is outside of the pickle."""
         dtype, shape = DTYPES[tensor.dtype], tensor.array.shape
         if tensor.array.dtype != dtype.storage:
             raise ValueError(f"{dtype.name} is stored as {dtype.storage}, not as {tensor.array.dtype}.")
-        typed = _STORAGE_OF.get(dtype.name)  # the dtypes of later years have no class of storages
+        typed = _STORAGE_OF.get(dtype.name)  # newer dtypes have no storage class
         self._global("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
         self._code += b"((" + _scalar("storage")
         self._global(*(("torch", typed) if typed else ("torch.storage", "UntypedStorage")))
@@ -217,7 +217,7 @@ class _Pickle:
         self._code += _scalar(str(self._storage(tensor.array))) + _scalar("cpu") + _scalar(size) + b"tQ" + _scalar(0)
         self._tuple(*shape)
         self._tuple(*row_major(shape))
-        self._code += _scalar(False)  # requires_grad, and below hooks: nobody's
+        self._code += _scalar(False)  # requires_grad, followed by the hooks: none
         self._global("collections", "OrderedDict")
         self._code += b")R"
         if not typed:
@@ -225,7 +225,7 @@ class _Pickle:
         self._code += b"tR"
 
     def _storage(self, array: npt.NDArray[Any]) -> int:
-        number = self._given.setdefault(id(array), len(self.arrays))
+        number = self._storages.setdefault(id(array), len(self.arrays))
         if number == len(self.arrays):
             self._kept.append(array)
             self.arrays.append(np.ascontiguousarray(array))

@@ -1,7 +1,7 @@
-"""The rows of one rank of another tool's dump, as its reader finds them, made into what a run stands on.
+"""Makes the tables of a run from the calls and tensors that the reader of another tool's dump adds.
 
-A reader tells of calls and tensors in the order of observation: a child's outputs before its parent's. It says what the
-dump says, and where the values are; statistics are measured from the values, if there are any, when they are asked for.
+A reader adds calls and tensors in the order of observation, a child's outputs before its parent's, with the facts of
+the dump and the locations of values. Statistics that the dump does not have are measured from the values on demand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.measured_table import MEASURES, MeasuredTable
 from astray.store.run import RankRun
 from astray.store.run_info import End
-from astray.store.statistics_checks import contradictions
+from astray.store.validation import contradictions
 from astray.wording import counted
 
 Load = Callable[[], npt.NDArray[Any]]
@@ -29,10 +29,10 @@ Load = Callable[[], npt.NDArray[Any]]
 
 
 class ValueLocation(NamedTuple):
-    """Where the values of a tensor lie. Rows with an equal `place` share them: they are read and measured once.
+    """The location of a tensor's values. Rows with an equal `place` share them: they are read and measured once.
 
-    nbytes: of all of them. sampled: how many values, when they are only a sample. part: the text of the slice, an
-    `astray.part.Part`, when they are only those of a slice.
+    nbytes: of all values. sampled: how many values, if they are a sample. part: the text of the slice, an
+    `astray.part.Part`, if they are those of a slice.
     """
 
     place: object
@@ -43,11 +43,11 @@ class ValueLocation(NamedTuple):
 
 
 class DumpRows:
-    """Takes calls and tensors one by one.
+    """Collects calls and tensors one by one.
 
-    >>> rows = Gathering()
+    >>> rows = DumpRows()
     >>> seq = rows.call("layers.0", "Linear", step=3)
-    >>> rows.tensor(seq, "output", "out", "float32", (2, 3), values=Values(path, lambda: npy.read(path), 24))
+    >>> rows.tensor(seq, "output", "out", "float32", (2, 3), values=ValueLocation(path, lambda: npy.read(path), 24))
     >>> RankRun(0, rows.source())
     """
 
@@ -77,7 +77,7 @@ class DumpRows:
         args: str | None = None,
         recompute: bool = False,
     ) -> int:
-        """Add a call, and give its number."""
+        """Add a call, and return its number."""
         seq = len(self._calls)
         self._calls.append(Call(seq, step, micro, kind, site, type, call, phase, parent, stack, args, recompute))
         return seq
@@ -102,21 +102,21 @@ class DumpRows:
         placement: str | None = None,
         note: str | None = None,
     ) -> None:
-        """Add a tensor of a call. `statistics` are the dump's own; a count it does not tell is −1."""
-        whole = tuple(shape)
-        form = (dtype, whole, row_major(whole), device, requires_grad)
+        """Add a tensor of a call. `statistics` are the dump's own; a count that it does not have is −1."""
+        sizes = tuple(shape)
+        form = (dtype, sizes, row_major(sizes), device, requires_grad)
         self._values.append(values if dtype in DTYPES else None)
         self._tensors.append(Tensor(seq, role, path, *form, statistics, fingerprint, None, placement, note))
 
     def problem(self, text: str) -> None:
-        """Say what is not there or cannot be read, in a sentence."""
+        """Report what is missing or cannot be read, in a sentence."""
         self.problems.append(text)
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def source(self, complete: bool = True, ended: str = "normally") -> DumpSource:
-        """What a `RankRun` reads. `complete` is False where the dump itself shows that it was cut short."""
+        """The source of a `RankRun`. `complete` is False where the dump itself shows that it was cut short."""
         return DumpSource(self._calls, self._tensors, self._values, list(self._stacks), self.problems, complete, ended)
 
 
@@ -135,7 +135,7 @@ class DumpSource:
     ) -> None:
         self._calls, self._tensors, self._values, self._stacks = calls, tensors, values, stacks
         self.problems = problems
-        kept = [one for one in values if one is not None]
+        kept = [location for location in values if location is not None]
         self.end: End | None = End(
             complete=complete,
             ended=ended,
@@ -144,36 +144,37 @@ class DumpSource:
             tensors=len(tensors),
             stacks=len(stacks),
             values=len(kept),
-            value_bytes=sum(one.nbytes for one in kept),
+            value_bytes=sum(location.nbytes for location in kept),
         )
 
     def calls(self) -> tuple[Table, list[str]]:
         """The calls."""
         fields = dict(zip(Call._fields, zip(*self._calls, strict=True), strict=True)) if self._calls else {}
-        of = {name: fields.get(name, ()) for name in Call._fields}
+        cells = {name: fields.get(name, ()) for name in Call._fields}
         columns: dict[str, Column] = {
-            "seq": np.array(of["seq"], np.int64),
-            "step": np.array(of["step"], np.int64),
-            "micro": np.array(of["micro"], np.int32),
-            "kind": DictionaryColumn.of(of["kind"]),
-            "site": DictionaryColumn.of(of["site"]),
-            "type": DictionaryColumn.of(of["type"]),
-            "call": np.array(of["call"], np.int32),
-            "phase": DictionaryColumn.of(of["phase"]),
-            "parent": _numbers(of["parent"]),
-            "stack": _numbers(of["stack"]),
-            "args": DictionaryColumn.of(of["args"]),
-            "recompute": np.array(of["recompute"], np.bool_),
+            "seq": np.array(cells["seq"], np.int64),
+            "step": np.array(cells["step"], np.int64),
+            "micro": np.array(cells["micro"], np.int32),
+            "kind": DictionaryColumn.of(cells["kind"]),
+            "site": DictionaryColumn.of(cells["site"]),
+            "type": DictionaryColumn.of(cells["type"]),
+            "call": np.array(cells["call"], np.int32),
+            "phase": DictionaryColumn.of(cells["phase"]),
+            "parent": _numbers(cells["parent"]),
+            "stack": _numbers(cells["stack"]),
+            "args": DictionaryColumn.of(cells["args"]),
+            "recompute": np.array(cells["recompute"], np.bool_),
         }
         masks = {name: np.asarray(columns[name]) >= 0 for name in ("parent", "stack")}
         return Table(columns, masks), []
 
     def tensors(self) -> tuple[Table, list[str]]:
-        """The tensors, with statistics that are measured when they are looked at."""
+        """The tensors, with statistics that are measured on demand."""
+        locations = self._values
         places: dict[object, int] = {}
-        file = [-1 if one is None else places.setdefault(one.place, len(places)) for one in self._values]
-        sampled = [-1 if one is None or one.sampled is None else one.sampled for one in self._values]
-        part = DictionaryColumn.of([None if one is None else one.part for one in self._values])
+        file = [-1 if values is None else places.setdefault(values.place, len(places)) for values in locations]
+        sampled = [-1 if values is None or values.sampled is None else values.sampled for values in locations]
+        part = DictionaryColumn.of([None if values is None else values.part for values in locations])
         columns: dict[str, Column] = {
             "seq": np.array([row.seq for row in self._tensors], np.int64),
             **{
@@ -183,40 +184,40 @@ class DumpSource:
             "requires_grad": np.array([row.requires_grad for row in self._tensors], np.bool_),
             "blob_file": np.array(file, np.int32),
             "blob_offset": np.where(np.array(file, np.int64) >= 0, 0, -1),
-            "blob_bytes": np.array([-1 if one is None else one.nbytes for one in self._values], np.int64),
+            "blob_bytes": np.array([-1 if values is None else values.nbytes for values in locations], np.int64),
             "sampled": np.array(sampled, np.int64),
             "part": part,
-            "value": np.full(len(file), -1),  # no dump tells; `astray.graph` derives it
+            "value": np.full(len(file), -1),  # no dump has it; `astray.graph` derives it
         }
-        # a sample or a slice says nothing of the whole
+        # a sample or a slice does not have the statistics of the whole
         whole = (np.array(file) >= 0) & (np.array(sampled) < 0) & (part.codes < 0)
-        told, problems = _sound([row.statistics for row in self._tensors], columns["dtype"])
+        statistics, problems = _drop_impossible([row.statistics for row in self._tensors], columns["dtype"])
         table = MeasuredTable(
             columns,
             self._measure,
             waiting=whole,
-            statistics=told,
+            statistics=statistics,
             notes=[row.note for row in self._tensors],
             fingerprints=[row.fingerprint for row in self._tensors],
         )
         return table, problems
 
     def stack(self, id: int) -> list[Frame]:
-        """A Python stack, innermost frame first; empty when it is not there."""
+        """A Python stack, innermost frame first; empty when the dump has none."""
         return list(self._stacks[id]) if 0 <= id < len(self._stacks) else []
 
-    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - of RankSource
         """The bytes of a tensor, None when they were not kept."""
         values = self._values[row]
         return None if values is None else self._load(row).reshape(-1).view(np.uint8)
 
     def _measure(self, row: int) -> Measurement:
-        array = self._load(row)  # whose memory must be there while it is read
+        array = self._load(row)  # kept alive while its memory is read
         return measure(Strided.from_numpy(array, self._tensors[row].dtype))
 
     def _load(self, row: int) -> npt.NDArray[Any]:
         values, tensor = self._values[row], self._tensors[row]
-        assert values is not None, "asked for only where there are some"
+        assert values is not None, "called only where there are some"
         array = values.load()
         shape = tensor.shape if values.part is None else Part.parse(values.part).shape_of(tensor.shape)
         shape = shape if values.sampled is None else (values.sampled,)
@@ -230,17 +231,17 @@ class DumpSource:
 
 
 class DumpRank(RankRun):
-    """One rank of a foreign dump. Its problems grow as values are looked at that cannot be read."""
+    """One rank of another tool's dump. Its problems grow as values are read that turn out unreadable."""
 
     @property
     def problems(self) -> list[str]:
-        """What is not there, and why tensors could not be read that were asked for until now."""
+        """What is missing, and why tensors could not be read so far."""
         tensors = self.tensors
         return [*super().problems, *(tensors.reasons if isinstance(tensors, MeasuredTable) else [])]
 
 
 def shape_of(value: object) -> tuple[int, ...] | None:
-    """The shape a dump gives, None when that is none.
+    """The shape in a dump; None when the value is not a shape.
 
     >>> shape_of([2, 3]), shape_of([2, -1]), shape_of("2x3")
     ((2, 3), None, None)
@@ -248,12 +249,12 @@ def shape_of(value: object) -> tuple[int, ...] | None:
     return tuple(value) if isinstance(value, (list, tuple)) and is_shape(value) else None
 
 
-def _sound(told: list[Statistics | None], dtype: Column) -> tuple[list[Statistics | None], list[str]]:
-    """What a dump says of its tensors without what no tensor can have, and a sentence about that."""
-    rows = [row for row, one in enumerate(told) if one is not None]
+def _drop_impossible(statistics: list[Statistics | None], dtype: Column) -> tuple[list[Statistics | None], list[str]]:
+    """A dump's statistics without those that no tensor can have, and a sentence about these."""
+    rows = [row for row, of_row in enumerate(statistics) if of_row is not None]
     if not rows:
-        return told, []
-    known = zip(*(one for one in told if one is not None), strict=True)
+        return statistics, []
+    known = zip(*(of_row for of_row in statistics if of_row is not None), strict=True)
     columns = {
         name: np.array([(np.nan if name in MEASURES else -1) if cell is None else cell for cell in column])
         for name, column in zip(Statistics._fields, known, strict=True)
@@ -261,16 +262,16 @@ def _sound(told: list[Statistics | None], dtype: Column) -> tuple[list[Statistic
     assert isinstance(dtype, DictionaryColumn)
     wrong = list(contradictions(columns.__getitem__, dtype.take(np.array(rows))))
     if not wrong:
-        return told, []
-    bad = np.logical_or.reduce([one.rows for one in wrong])
+        return statistics, []
+    bad = np.logical_or.reduce([contradiction.rows for contradiction in wrong])
     at = int(np.argmax(bad))
-    first = next(one for one in wrong if one.rows[at])
-    left_out = {rows[place] for place in np.flatnonzero(bad).tolist()}
+    first = next(contradiction for contradiction in wrong if contradiction.rows[at])
+    left_out = {rows[index] for index in np.flatnonzero(bad).tolist()}
     sentence = (
         f"The dump says of {counted(len(left_out), 'tensor')} what no tensor has, and that is left out. The first is "
         f"tensor {rows[at]}, with {first.column} {columns[first.column][at].item()!r} in place of {first.expected}."
     )
-    return [None if row in left_out else one for row, one in enumerate(told)], [sentence]
+    return [None if row in left_out else of_row for row, of_row in enumerate(statistics)], [sentence]
 
 
 def _numbers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:

@@ -19,14 +19,13 @@ import numpy.typing as npt
 from astray.interrupts import pass_interrupt
 from astray.records import MissedTensor
 from astray.stats import sample_positions
-from astray.store.deferred import DeferredMeasurements
-from astray.store.formats import MakesTranslator, losses
+from astray.store.deferred import DeferredMeasurements, TensorBytes
+from astray.store.formats import TranslatorFactory, lost_as_missed
 from astray.store.run import RankRun
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo, now
 from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
-from astray.store.writing.buffer_pool import HeldValues
-from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.buffer_pool import ArrivingValues
+from astray.store.writing.record_queue import StepSegment, StepSegments
 from astray.store.writing.step_buffer import BufferedStep, RowBlock
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ Positions = Callable[[int, int], npt.NDArray[np.int64]]
 """Chooses the elements of a sample: of how many, and how many of them."""
 
 
-def live_writer(make: MakesTranslator, positions: Positions = sample_positions) -> partial[LiveWriter]:
+def live_writer(make: TranslatorFactory, positions: Positions = sample_positions) -> partial[LiveWriter]:
     """What `Recorder(writer=…)` takes to have a recording written by such a translator.
 
     positions: which elements `keep="sample"` takes, where the other tool's sample is not ours.
@@ -64,19 +63,19 @@ class LiveWriter(BackgroundWriter):
         info: RunInfo,
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
-        late: DeferredMeasurements | None = None,
-        make: MakesTranslator,
+        deferred: DeferredMeasurements | None = None,
+        make: TranslatorFactory,
         positions: Positions = sample_positions,
     ) -> None:
-        super().__init__(path, rank, queue_bytes, late)
+        super().__init__(path, rank, queue_bytes, deferred)
         self.positions = positions  # type: ignore[assignment]
         self.translator = make(self.path, rank, info, overwrite=overwrite)
         self._queue_bytes = queue_bytes
-        self._holding = HeldValues(self._free, self._lost)
-        self._cuts = StepSegments(self._backlog, late)
+        self._arriving = ArrivingValues(self._free, self._lost)
+        self._segments = StepSegments(self._queue, deferred)
         self._next: StepSegment | None = None  # measured, and perhaps waiting for its values
         self._stacks: dict[int, list[Frame]] = {}
-        self._seen = TranslatedValues(self._cuts)
+        self._seen = TranslatedValues(self._segments)
         self._freed = 0  # bytes of the queue that came into memory and are not translated yet
         self._calls = self._tensors = self._values = self._value_bytes = 0
         self._steps: set[int] = set()
@@ -87,17 +86,17 @@ class LiveWriter(BackgroundWriter):
     def step_done(self) -> None:
         """Say that a step is over. Waits when the translator is far behind."""
         if self._open:
-            self._cuts.cut(rows=True, ends=True)
-            self._settle()
-            self._backlog.wake.set()
-            self._backlog.wait_for(lambda: self._cuts.are_few)
+            self._segments.cut(rows=True, ends=True)
+            self._start_fetch()
+            self._queue.wake.set()
+            self._queue.wait_for(lambda: self._segments.has_room)
 
     def discard(self) -> None:
         """Close. What the translator had begun is its own, and stays."""
         self.close()
 
     def _finish(self, ended: str) -> None:
-        missed = [*self._all_missed(), *losses(self.translator.lost, "this format")]
+        missed = [*self._all_missed(), *lost_as_missed(self.translator.lost, "this format")]
         self.end = self._account(ended, missed)
         try:
             self.translator.close(self.end)
@@ -132,8 +131,8 @@ class LiveWriter(BackgroundWriter):
         finally:
             self._stop()
             self._seen.clear()
-            self._backlog.drop()
-            self._rooms.close()
+            self._queue.drop()
+            self._buffers.close()
 
     def _sentence(self, error: Exception) -> str:
         return (
@@ -145,15 +144,15 @@ class LiveWriter(BackgroundWriter):
         synced, due = time.monotonic(), 0.0
         closing = False
         while not closing or self._next is not None:
-            self._backlog.wake.wait(SYNC_SECONDS)
+            self._queue.wake.wait(SYNC_SECONDS)
             closing = self._closed  # read before taking: what was handed over before closing is still taken
-            self._backlog.hear_flushes()
-            urgent = closing or self._backlog.flushes
+            self._queue.take_flushes()
+            urgent = closing or self._queue.flushes
             is_time = time.monotonic() - synced >= max(SYNC_SECONDS, due)
-            self._cuts.cut(rows=urgent or is_time or self._backlog.wants_rows_taken)
-            for cut in self._cuts:  # values need not wait for measurements, as rows do
-                self._hold(cut)
-            self._holding.collect()
+            self._segments.cut(rows=urgent or is_time or self._queue.wants_rows_taken)
+            for segment in self._segments:  # values need not wait for measurements, as rows do
+                self._hold(segment)
+            self._arriving.collect()
             self._translate(urgent or self._freed > self._queue_bytes // 2)
             if urgent or is_time:
                 start = time.monotonic()
@@ -161,49 +160,51 @@ class LiveWriter(BackgroundWriter):
                 synced = time.monotonic()
                 due = SYNC_SHARE * (synced - start)
             if self._next is None:
-                self._backlog.answer()
-            self._backlog.make_room()
+                self._queue.complete_flushes()
+            self._queue.make_room()
 
-    def _hold(self, cut: StepSegment) -> None:
+    def _hold(self, segment: StepSegment) -> None:
         """Bring the values that were taken into memory."""
-        for values in cut.values:
-            self._holding.begin(values)
-            cut.owned.append(values)
-        cut.values.clear()
+        for values in segment.values:
+            self._arriving.begin(values)
+            segment.owned.append(values)
+        segment.values.clear()
 
     def _translate(self, urgent: bool) -> None:
         """Hand over what was taken, in its order, as far as its measurements and values are there."""
         while True:
             if self._next is None:
-                self._next = self._cuts.next(urgent)
-            cut = self._next
-            if cut is None:
+                self._next = self._segments.next(urgent)
+            segment = self._next
+            if segment is None:
                 return
-            self._hold(cut)  # it may have come a moment ago
-            if any(values.data is None and not values.settled for values in cut.owned):
+            self._hold(segment)  # it may have come a moment ago
+            if any(values.data is None and not values.resolved for values in segment.owned):
                 return
             self._next = None
-            self._hand_over(cut)
-            self._cuts.done(cut)
-            self._seen.add(cut.owned)
+            self._hand_over(segment)
+            self._segments.done(segment)
+            self._seen.add(segment.owned)
             freed, self._freed = self._freed, 0
-            self._backlog.make_room(freed)
+            self._queue.make_room(freed)
 
-    def _hand_over(self, cut: StepSegment) -> None:
-        self._stacks.update(cut.taken.stacks)
-        if cut.size:
-            piece = RowBlock(cut.step, cut.taken, cut.owned, self._late)
-            self.translator.take(cut.step, RankRun(self.rank, BufferedStep(cut.step, [piece], self._stacks, cut.ends)))
-            gone = sum(values is not None and values.data is None and values.size > 0 for values in piece.values)
-            for _ in range(gone - sum(values.data is None for values in cut.owned)):
+    def _hand_over(self, segment: StepSegment) -> None:
+        self._stacks.update(segment.rows.stacks)
+        if segment.size:
+            block = RowBlock(segment.step, segment.rows, segment.owned, self._deferred)
+            self.translator.take(
+                segment.step, RankRun(self.rank, BufferedStep(segment.step, [block], self._stacks, segment.ends))
+            )
+            gone = sum(values is not None and values.data is None and values.size > 0 for values in block.values)
+            for _ in range(gone - sum(values.data is None for values in segment.owned)):
                 self._lost("they were let go before the call that met them again was written")
-            self._steps.add(cut.step)
-            self._calls += len(cut.taken.calls)
-            self._tensors += len(cut.taken.tensors)
-        self._values += len(cut.owned)
-        self._value_bytes += sum(values.size for values in cut.owned)
-        if cut.ends:
-            self.translator.step_over(cut.step)
+            self._steps.add(segment.step)
+            self._calls += len(segment.rows.calls)
+            self._tensors += len(segment.rows.tensors)
+        self._values += len(segment.owned)
+        self._value_bytes += sum(values.size for values in segment.owned)
+        if segment.ends:
+            self.translator.end_step(segment.step)
 
     def _free(self, size: int) -> None:
         self._freed += size
@@ -217,8 +218,8 @@ class TranslatedValues:
     is waited for twice.
     """
 
-    def __init__(self, cuts: StepSegments) -> None:
-        self._cuts = cuts
+    def __init__(self, segments: StepSegments) -> None:
+        self._segments = segments
         self._held: deque[TensorBytes] = deque()
         self._nbytes = 0
         self._going: deque[tuple[int, TensorBytes, bool]] = deque()  # from how many rows on
@@ -231,18 +232,18 @@ class TranslatedValues:
             values = self._held.popleft()
             self._nbytes -= values.size
             values.stale = True
-            self._going.append((self._cuts.put, values, True))
-        while self._going and self._going[0][0] <= self._cuts.received:
+            self._going.append((self._segments.rows_put, values, True))
+        while self._going and self._going[0][0] <= self._segments.rows_done:
             _, values, again = self._going.popleft()
             if again:
-                self._going.append((self._cuts.put + 1, values, False))
+                self._going.append((self._segments.rows_put + 1, values, False))
             else:
-                values.settle(None)
+                values.resolve(None)
 
     def clear(self) -> None:
         """Let go of all."""
         for values in (*self._held, *(values for _, values, _ in self._going)):
-            values.settle(None)
+            values.resolve(None)
         self._held.clear()
         self._going.clear()
         self._nbytes = 0

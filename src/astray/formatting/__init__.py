@@ -1,7 +1,6 @@
 """How text, numbers and tables are laid out, for a terminal and for reports.
 
 figures.py    numbers, with as many digits as a reader can use
-grid.py       a table of columns
-page.py       a screen of text: labelled entries, folded lines, colours
-terminal.py   what commands know of the terminal: width, colours, a progress bar
+page.py       a screen of text: labelled entries, folded lines, tables, colours
+terminal.py   the terminal of a command: width, colours, a progress bar
 """

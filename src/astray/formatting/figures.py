@@ -25,7 +25,7 @@ def error(value: float) -> str:
 
 
 def surprise(value: float) -> str:
-    """How many times further off than can be explained.
+    """A surprise: how many times the error exceeds what can be explained.
 
     >>> surprise(float("inf")), surprise(128.04), surprise(2.55), surprise(0.4), surprise(2.2e8)
     ('∞', '128', '2.5', '0.40', '2.2e+08')
@@ -80,5 +80,5 @@ def non_finite(statistics: Statistics | None) -> str:
     """How many elements are not finite: "3 NaN, 1 Inf of 64"."""
     if statistics is None:
         return "not known"
-    found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
-    return f"{', '.join(found) or 'none'} of {statistics.count:,}"
+    counts = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
+    return f"{', '.join(counts) or 'none'} of {statistics.count:,}"

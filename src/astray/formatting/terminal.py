@@ -1,4 +1,4 @@
-"""What commands know of the terminal they run in (width, colours, a progress bar), and how they report failure."""
+"""The terminal a command runs in: width, colours, a progress bar; and how commands print and report failure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TextIO
 COULD_NOT = 2
 """The exit code when a command could not do its work at all."""
 
-_PATIENCE = 0.5  # seconds before a bar appears: what is quicker needs none
+_PATIENCE = 0.5  # seconds before a bar appears: quicker work needs none
 _REDRAW = 0.1
-_ENDLESS = 1_000_000  # columns
+_UNLIMITED = 1_000_000  # columns
 
 
 def width() -> int:
@@ -23,14 +23,14 @@ def width() -> int:
 
 
 def table_width() -> int:
-    """Columns for a table: those of `width` on a terminal. In a pipe nothing is cut, since names are searched there."""
+    """Columns for a table: those of `width` on a terminal. In a pipe nothing is cut, so that names can be searched."""
     if os.environ.get("COLUMNS") or (sys.stdout is not None and sys.stdout.isatty()):
         return width()
-    return _ENDLESS
+    return _UNLIMITED
 
 
 def say(text: str) -> None:
-    """Prints a report. See `_print` for signs that the output cannot show."""
+    """Prints a report. See `_print` for characters that the output cannot show."""
     _print(text, sys.stdout)
 
 
@@ -40,10 +40,10 @@ def tell(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO | None) -> None:
-    """Prints with a question mark for each sign that the encoding lacks, and an escape for each that is not seen.
+    """Prints with a question mark for each character that the encoding lacks, and an escape for each unprintable one.
 
-    Nothing but line breaks, and the colours of reports on a terminal, reaches it as it is: what is printed holds names
-    from recordings, which may come from anywhere.
+    Only line breaks, and the colours of reports on a terminal, are passed through: texts hold names from recordings,
+    which may come from anywhere.
     """
     if stream is None:
         return
@@ -65,12 +65,12 @@ def wants_colour(stream: TextIO | None) -> bool:
 
 
 class Progress:
-    """A bar on stderr while long work goes on; nothing in a pipe, and nothing for work that is soon done.
+    """A progress bar on stderr for long work; nothing in a pipe, and nothing for work that is soon done.
 
     >>> with Progress("reading") as progress:
     ...     progress(10, 100)
 
-    The total may change while the work goes on, as it does until all ranks of a run have begun.
+    The total may change meanwhile, as it does until all ranks of a run have begun.
     """
 
     def __init__(self, doing: str, stream: TextIO | None = None) -> None:
@@ -93,7 +93,7 @@ class Progress:
         self._stream.flush()
 
     def _is_terminal(self) -> bool:
-        return self._stream is not None and self._stream.isatty()  # a program may be started without any stderr
+        return self._stream is not None and self._stream.isatty()  # a program may be started without stderr
 
     def __enter__(self) -> Progress:
         return self

@@ -75,10 +75,10 @@ class ExactFlightRecorder(FlightRecorder):
 
         A redeemed ticket is not valid for long, so from here on the row holds the measurement.
         """
-        if self._late is None:
+        if self._deferred is None:
             return row
-        self._late.settle()
-        measurements, counted, known, _ = self._late.redeem(np.array([row[_STATISTICS]]))
+        self._deferred.start_fetch()
+        measurements, counted, known, _ = self._deferred.redeem(np.array([row[_STATISTICS]]))
         if not known[0]:
             return row
         measured, fingerprint = measurements.at(0)

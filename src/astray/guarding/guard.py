@@ -20,11 +20,11 @@ from astray.capture.recorder import BaseRecorder
 from astray.guarding.exact import ExactFlightRecorder, ExactStop
 from astray.guarding.options import Condition, Gradients, check_guard, check_has_statistics
 from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
-from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
 from astray.guarding.trip import On, Trip, TripActions, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
-from astray.records import NOTHING, STOPPED
+from astray.records import ANY_CALL, STOPPED_BY_GUARD
 from astray.store import BackgroundWriter, FlightRecorder
 from astray.wording import counted
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
 
 REMEMBER = 5
-STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 CALL_GRADIENTS = "the gradients that pass through calls"
 """What a guard leaves out while nothing is wrong, as the run's list of missed things names it."""
 
@@ -89,7 +88,7 @@ class Guard:
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model.adapter if isinstance(model, ChosenAdapter) else adapter_for(model, paced=True)
+        self._adapter = model.adapter if isinstance(model, ChosenAdapter) else adapter_for(model, detects_steps=True)
         self.rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if world_size > 1 and settings.get("optimizer") is None:
             settings["optimizer"] = "gradient"  # summed over ranks: shows first what another rank has made
@@ -123,7 +122,7 @@ class Guard:
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
         is_first, self._steps_end_by_call = not self._steps_end_by_call, True
-        self._adapter.let_program_pace()
+        self._adapter.let_program_end_steps()
         if not (is_first and self._recorder.has_just_ended):  # by an optimizer, a moment ago
             self._recorder.step()
 
@@ -148,7 +147,7 @@ class Guard:
         Returns what is wrong: what the unfinished step shows, else the exception itself.
         """
         self._monitor.stopped = self._is_stopped
-        self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
+        self._end(STOPPED_BY_GUARD if self._is_stopped else f"{type(error).__name__}: {error}")
         trips = self._monitor.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
@@ -177,7 +176,7 @@ class Guard:
         if self._writer is None:
             return f"ranks={self._recorder.settings.ranks} leaves this one out"
         missed = self._writer.end.missed if self._writer.end is not None else []
-        return next((each.why for each in missed if each.what == NOTHING), "no call was recorded")
+        return next((each.why for each in missed if each.what == ANY_CALL), "no call was recorded")
 
     @property
     def summary(self) -> str:
@@ -241,8 +240,8 @@ class Guard:
         writer = self._writer
         if writer is None:
             return
-        finished = self._step - writer.watch.is_late
-        writer.watch.wait_until_seen(finished - 1, STEP_TIMEOUT)
+        finished = self._step - writer.listener.is_asynchronous
+        writer.listener.wait_until_shown(finished - 1, STEP_TIMEOUT)
         self._monitor.check_losses(before=finished)
         self._choose_gradients()
         trips = self._monitor.take()
@@ -333,7 +332,7 @@ class GuardRecorder(BaseRecorder):
                 engine.missed(CALL_GRADIENTS, "a guard reads those of parameters alone while nothing is wrong")
 
     def step(self) -> None:
-        if self._engine is not None and not self._engine.belongs_here():
+        if self._engine is not None and not self._engine.in_own_process:
             return
         super().step()
         self.step_count += 1

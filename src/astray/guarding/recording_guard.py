@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.guarding.options import GuardSetting, check_has_statistics, check_recording_guard
-from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
 from astray.guarding.trip import Trip, TripActions, Tripped
 from astray.store import BackgroundWriter, RunWriter
 from astray.wording import counted
 
 if TYPE_CHECKING:
     from astray.capture.settings import Settings
-
-STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 
 
 class RecordingGuard:
@@ -75,9 +73,9 @@ class RecordingGuard:
     def after_step(self, finished: int) -> None:
         """Acts on what the finished steps show; where a device still works on the last, on those before it."""
         self._finished = finished
-        if self._writer is not None and self._writer.watch is not None:
-            seen = finished - self._writer.watch.is_late
-            self._writer.watch.wait_until_seen(seen - 1, STEP_TIMEOUT)
+        if self._writer is not None and self._writer.listener is not None:
+            seen = finished - self._writer.listener.is_asynchronous
+            self._writer.listener.wait_until_shown(seen - 1, STEP_TIMEOUT)
             self._monitor.check_losses(before=seen)
             self._actions.act(self._monitor.take())
 

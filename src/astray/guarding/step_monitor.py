@@ -25,6 +25,9 @@ from astray.nonfinite.alarm import Alarm
 from astray.store import BufferedStep, RankRun, Table
 from astray.wording import counted
 
+STEP_TIMEOUT = 60.0
+"""Seconds for which a guard waits until a step has been observed."""
+
 BAD_WEIGHT = "bad weight"
 MOST_SKIPPED = 20
 """Updates in a row that a GradScaler may skip: by then it has halved its scale to a millionth."""

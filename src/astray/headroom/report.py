@@ -18,8 +18,7 @@ import numpy.typing as npt
 from astray.comparison.select.filter import regular_expression
 from astray.comparison.select.pairs import check_top
 from astray.formatting import figures
-from astray.formatting.grid import TextTable
-from astray.formatting.page import painted
+from astray.formatting.page import TextTable, painted
 from astray.headroom.dtype_limits import DtypeLimits, limits
 from astray.headroom.risk import HALF, LEVELS, SOME, Risk
 from astray.store import Table

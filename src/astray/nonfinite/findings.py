@@ -20,7 +20,7 @@ from astray.nonfinite.alarm import Alarm
 from astray.nonfinite.details import Stacks, Values, describe_origins
 from astray.nonfinite.origins import Origins
 from astray.nonfinite.step_rows import StepView, function_of
-from astray.records import SKIPPED_UPDATE, STOPPED
+from astray.records import SKIPPED_UPDATE, STOPPED_BY_GUARD
 from astray.steps import StepSelection
 from astray.store import RankRun, RunData, Table, open_run
 
@@ -181,7 +181,7 @@ def _of_rank(run: RankRun, steps: StepSelection) -> Iterator[StepFindings]:
     known = run.call_rows >= 0
     bad = ((run.tensors.numbers("nan") > 0) | (run.tensors.numbers("inf") > 0)) & known
     step_of_call = run.calls.numbers("step")
-    stopped_in = int(step_of_call.max()) if run.end is not None and run.end.ended == STOPPED else None
+    stopped_in = int(step_of_call.max()) if run.end is not None and run.end.ended == STOPPED_BY_GUARD else None
     for step in np.unique(step_of_call[run.call_rows[bad]]).tolist():
         if step in steps:
             wanted = step_of_call == step

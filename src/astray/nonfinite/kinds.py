@@ -14,7 +14,7 @@ from typing import Any
 
 from astray.nonfinite.alarm import AccidentKind, TensorSummary
 from astray.nonfinite.flow import EventKind
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.stats import dtypes
 
 _ON_MASKS = "The infinities were put there on purpose: use a large finite number, or keep them away from this call."
@@ -72,7 +72,7 @@ class OriginCase:
 def arguments(args: str | None) -> list[Any]:
     """The positional arguments of a call as they were recorded; tensors are `<tensor>`."""
     try:
-        values = read_plain(args or "{}").get("args", [])
+        values = parse_json(args or "{}").get("args", [])
     except (ValueError, AttributeError):  # what another version of the recorder wrote
         return []
     return values if isinstance(values, list) else []

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from astray.checkpoints import Checkpoint
 from astray.comparison.divergence import Divergence
 from astray.formatting import figures
-from astray.formatting.grid import TextTable
-from astray.formatting.page import DIM, MARGIN, TextPage
+from astray.formatting.page import DIM, MARGIN, TextPage, TextTable
 from astray.store import CheckpointData
 from astray.wording import sized
 

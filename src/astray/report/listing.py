@@ -16,8 +16,7 @@ from astray.comparison.select.filter import regular_expression
 from astray.comparison.select.pairs import check_top
 from astray.errors import UsageError
 from astray.formatting import figures
-from astray.formatting.grid import TextTable
-from astray.formatting.page import painted
+from astray.formatting.page import TextTable, painted
 from astray.nonfinite.details import recorded_element
 from astray.report import checkpoints
 from astray.report.setup import summary_of

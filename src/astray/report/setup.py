@@ -10,8 +10,7 @@ from astray.comparison.comparison import ComparisonData
 from astray.comparison.select.pairs import natural
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.setup.wording import subject_text
-from astray.formatting.grid import TextTable
-from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, TextPage
+from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, TextPage, TextTable
 from astray.records import ROOT
 from astray.store import RunData
 from astray.wording import counted

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed
+from astray.capture.pytorch.shards import is_distributed, is_pending, waited_for
 from astray.device import moments as kernel
 from astray.device.torch_kernels import widest_float
 from astray.device.unobserved import unobserved
@@ -88,8 +88,8 @@ def _measured(tensor: torch.Tensor, exponents: Collection[float]) -> MomentsMeas
 
 def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor that holds the numbers. Raises a StateError that says why there is none."""
-    if is_awaited(tensor):
-        tensor = arrived(tensor)
+    if is_pending(tensor):
+        tensor = waited_for(tensor)
     reason = None
     if tensor.is_nested:
         reason = "it is a nested tensor"

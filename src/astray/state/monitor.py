@@ -74,7 +74,7 @@ class Monitor:
         wanted = (what,) if isinstance(what, str) else tuple(what)
         _check(every, wanted)
         check_statistics(tuple(statistics))
-        adapter = adapter_for(model, paced=True)
+        adapter = adapter_for(model, detects_steps=True)
         if optimizer is not None:
             _check_optimizer(optimizer, model)
         self.path = absolute(path)
@@ -194,7 +194,7 @@ class ParameterSeries(NamedTuple):
 
     def __str__(self) -> str:
         from astray.formatting.figures import statistic
-        from astray.formatting.grid import TextTable
+        from astray.formatting.page import TextTable
 
         if not self.values:
             return f"There is no {self.statistic} of any {self.what} yet."
@@ -203,7 +203,7 @@ class ParameterSeries(NamedTuple):
             for name, values in self.values.items()
         ]
         grid = TextTable(
-            words=["parameter"], droppable=[str(step) for step in self.steps[:-1]], least={"parameter": 20}
+            words=["parameter"], droppable=[str(step) for step in self.steps[:-1]], min_widths={"parameter": 20}
         )
         head = (
             "norm of the update over that of the weight"

@@ -1,4 +1,4 @@
-// What other native parts ask of the kernels.
+// The interface of the kernels for other native parts.
 
 #ifndef ASTRAY_MEASURE_H
 #define ASTRAY_MEASURE_H
@@ -6,7 +6,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-// What is measured of a tensor: the fields of `astray.records.Statistics` in their order, and the fingerprint.
+// The measurement of a tensor: the fields of `astray.records.Statistics` in their order, and the fingerprint.
 typedef struct Measurement {
     double moments[6];  // NaN when no element is finite
     int64_t counts[4];
@@ -23,7 +23,7 @@ enum { kNanCount = 1, kInfCount = 2 };  // among the counts
 typedef struct Measuring {
     // The number of the dtype of this name; −1 when the kernels do not know it.
     int (*dtype)(const char *name);
-    // Measures memory of this process; without `statistics` only the fingerprint. Lets go of the GIL when there is much
+    // Measures memory of this process; without `statistics` only the fingerprint. Releases the GIL when there is much
     // to read. −1 with an error set.
     int (*measure)(uint64_t address, int dtype, const int64_t *shape, const int64_t *stride, int rank, int statistics,
                    Measurement *out);

@@ -118,7 +118,7 @@ DTYPES: dict[str, DType] = {
 
 
 def find(name: str) -> DType:
-    """Give the element type of this name; a ValueError names the known ones."""
+    """The element type of this name; a ValueError names the known ones."""
     try:
         return DTYPES[name]
     except KeyError:
@@ -127,7 +127,7 @@ def find(name: str) -> DType:
 
 @cache
 def decode_table(name: str) -> npt.NDArray[np.float64]:
-    """Give the values of the 256 bit patterns of an 8-bit type, read-only.
+    """The values of the 256 bit patterns of an 8-bit type, read-only.
 
     >>> float(decode_table("float8_e4m3fn")[0x7E])
     448.0

@@ -12,8 +12,8 @@ What follows from that:
   the cuts run.
 - Only the logical order counts: memory layout, strides and devices do not.
 
-It is a sum and no cryptographic hash: two changes can be arranged to cancel. By accident they hardly will: the factors
-are as free of simple ratios and repeated differences as random numbers are, nearly.
+It is a sum, not a cryptographic hash: two changes can be arranged to cancel. By accident they hardly will: the factors
+are nearly as free of simple ratios and repeated differences as random numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLIP = (
 
 
 def merge_fingerprints(parts: Iterable[int]) -> int:
-    """Give the fingerprint of a whole tensor from those of its shards, in any order.
+    """The fingerprint of a whole tensor from those of its shards, in any order.
 
     >>> hex(merge_fingerprints([0xFFFFFFFFFFFFFFFF, 2]))
     '0x1'

@@ -1,7 +1,7 @@
 """A tensor → numbers: the functions the rest of astray calls, whichever code runs them.
 
-The native extension is used when it is there, plain numpy otherwise; `ASTRAY_KERNELS=numpy` in the environment forces
-numpy. Both give the same results. `BACKEND` says which one was taken.
+The native extension is used where it was built, plain numpy otherwise; `ASTRAY_KERNELS=numpy` in the environment forces
+numpy. Both give the same results. `BACKEND` says which one is used.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
     "pack",
     "sample_positions",
     "set_threads",
-    "slices_apart",
+    "slice_errors",
 ]
 
 
-def _choose() -> ModuleType:
+def _choose_backend() -> ModuleType:
     if os.environ.get("ASTRAY_KERNELS") == "numpy":
         return numpy_kernels
     try:
@@ -48,13 +48,13 @@ def _choose() -> ModuleType:
     return native_kernels
 
 
-_backend = _choose()
+_backend = _choose_backend()
 
 BACKEND = "numpy" if _backend is numpy_kernels else "native"
 """Which code does the work: "native" or "numpy"."""
 
 measuring: Any = getattr(_backend, "measuring", None)
-"""`measure` for native callers, as a capsule; None where it is not there."""
+"""`measure` for native callers, as a capsule; None without the extension."""
 
 
 def measure(
@@ -83,7 +83,7 @@ def contrast(reference: Strided, candidate: Strided, *, rtol: float = 1e-5, atol
     where 64-bit integers beyond 2⁵³ are rounded (`different` is exact all the same when both have one integer dtype).
     `rtol` and `atol` only set what `within_tolerance` counts; their defaults are those of `allclose`.
 
-    >>> one, other = np.array([1.0, 2.0]), np.array([1.0, 2.5])
+    >>> reference, candidate = np.array([1.0, 2.0]), np.array([1.0, 2.5])
     >>> result = contrast(Strided.from_numpy(one), Strided.from_numpy(other))
     >>> result.different, result.max_abs_error, result.max_abs_index, result.max_rel_error
     (1, 0.5, 1, 0.25)
@@ -98,34 +98,34 @@ def contrast(reference: Strided, candidate: Strided, *, rtol: float = 1e-5, atol
     return _backend.contrast(reference, candidate, rtol, atol)  # type: ignore[no-any-return]
 
 
-def slices_apart(reference: Strided, candidate: Strided, largest: float) -> Slices | None:
-    """How far apart two sides are in the furthest slice (a row, head, channel, position), and in a typical row.
+def slice_errors(reference: Strided, candidate: Strided, largest: float) -> Slices | None:
+    """How large the error is in the furthest slice (a row, head, channel, position), and in a typical row.
 
-    A slice is all elements that have one index in one dimension. Looked at are those of all dimensions of which there
-    are at least two, with at least 16 elements each; None without any. Only pairs that are finite on both sides count.
-    Both sides must have the same shape. `largest` is the largest error, as `contrast` found it: it tells by what to
-    scale, so that no square leaves the range of float64.
+    A slice is all elements with one index in one dimension. Only dimensions with at least two slices of at least 16
+    elements each are considered; None without any. Only pairs that are finite on both sides count.
+    Both sides must have the same shape. `largest` is the largest error, as `contrast` returned it: errors are
+    scaled by it, so that no square leaves the range of float64.
 
-    >>> one = np.zeros((4, 16))
-    >>> other = one.copy()
-    >>> other[2] = 1.0
-    >>> slices_apart(Strided.from_numpy(one), Strided.from_numpy(other), 1.0)
+    >>> reference = np.zeros((4, 16))
+    >>> candidate = reference.copy()
+    >>> candidate[2] = 1.0
+    >>> slice_errors(Strided.from_numpy(reference), Strided.from_numpy(candidate), 1.0)
     Slices(furthest=8.0, dim=0, index=2, typical=nan)
     """
     if reference.shape != candidate.shape:
         raise ValueError(f"Tensors of shapes {reference.shape} and {candidate.shape} have no slices in common.")
     if (reference.dtype[:7] == "complex") != (candidate.dtype[:7] == "complex"):
         raise ValueError(f"A complex tensor has no pairs with a real one: {reference.dtype} against {candidate.dtype}.")
-    found = _backend.slices_apart(reference, candidate, largest)
-    return None if found is None else Slices(*found)
+    fields = _backend.slice_errors(reference, candidate, largest)
+    return None if fields is None else Slices(*fields)
 
 
-@lru_cache(maxsize=256)  # a model asks for the same few sizes thousands of times a step
+@lru_cache(maxsize=256)  # the same few sizes come thousands of times a step
 def sample_positions(count: int, samples: int) -> npt.NDArray[np.int64]:
     """Choose which elements stand for a tensor of `count`: `samples` of them, or all when there are no more.
 
-    One from each of `samples` equal stretches, at a place inside it chosen by a hash: spread evenly, and yet in step
-    with no row length. The choice depends on the two numbers alone, so two runs sample the same elements. Sorted,
+    One from each of `samples` equal stretches, at an offset chosen by a hash: spread evenly, and yet not aligned with
+    any row length. The choice depends on the two numbers alone, so two runs sample the same elements. Sorted,
     distinct, read-only.
 
     >>> sample_positions(1000, 4)

@@ -1,8 +1,8 @@
-"""The first four moments of a tensor and what else one pass over it tells, for any number of tensors together.
+"""The first four moments of a tensor, its extremes and counts, for any number of tensors together.
 
-What `measure` is for a recording, this is for weights and gradients: sums that can be added up again, so that the
-statistics of a model come from those of its layers, and those of a layer from its shards. Like `kernels` it takes the
-native code where that is there, and numpy otherwise.
+Recordings use `measure`; this is for weights and gradients: sums that can be merged, so that the statistics of a model
+come from those of its layers, and those of a layer from its shards. Like `kernels` it uses the native code where that
+was built, and numpy otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from astray.stats.types import Strided
 __all__ = ["Moments", "merge", "moments", "powers"]
 
 
-def _choose() -> ModuleType:
+def _choose_backend() -> ModuleType:
     if kernels.BACKEND == "numpy":
         return numpy_moments
     from astray.stats import _native
@@ -27,11 +27,11 @@ def _choose() -> ModuleType:
     return _native
 
 
-_backend = _choose()
+_backend = _choose_backend()
 
 
 class Moments(NamedTuple):
-    """What is known of the elements of a tensor, or of several.
+    """Statistics of the elements of a tensor, or of several.
 
     A complex element is two numbers. `count` is all of them; `zeros` and every measure are over the `finite` ones, in
     float64. Where none is finite the sums are 0, as sums of nothing are, and the extremes and the mean are NaN. Two
@@ -58,16 +58,16 @@ class Moments(NamedTuple):
     m4: float
     exponent: int = 0
     """Not 0 where absmax is beyond 2^±200, as only float64 can be: the fourth power of such numbers would leave the
-    range of float64. The methods below see to it."""
+    range of float64. The methods below account for it."""
 
     def var(self, ddof: int = 0) -> float:
-        """Give Σ(x − mean)² / (n − ddof); NaN where there are no more than ddof numbers."""
+        """Σ(x − mean)² / (n − ddof); NaN where there are no more than ddof numbers."""
         if self.finite <= ddof:
             return math.nan
         return _scaled(self.m2 / (self.finite - ddof), 2 * self.exponent)
 
     def std(self, ddof: int = 0) -> float:
-        """Give the root of the variance, right even where that is beyond float64."""
+        """The root of the variance, right even where that is beyond float64."""
         if self.finite <= ddof:
             return math.nan
         return _scaled(math.sqrt(self.m2 / (self.finite - ddof)), self.exponent)
@@ -103,21 +103,21 @@ def _scaled(value: float, exponent: int) -> float:
 
 
 def moments(tensor: Strided) -> Moments:
-    """Read a tensor once and tell its moments, extremes and counts.
+    """Read a tensor once: its moments, extremes and counts.
 
     >>> import numpy as np
     >>> values = np.array([1.0, 2.0, 6.0, np.nan])
-    >>> found = moments(Strided.from_numpy(values))
-    >>> found.finite, found.nan, found.mean, found.m2, found.m3, found.m4
+    >>> result = moments(Strided.from_numpy(values))
+    >>> result.finite, result.nan, result.mean, result.m2, result.m3, result.m4
     (3, 1, 3.0, 14.0, 18.0, 98.0)
-    >>> found.std(ddof=1), found.l2
+    >>> result.std(ddof=1), result.l2
     (2.6457513110645907, 6.4031242374328485)
     """
     return Moments._make(_backend.moments(tensor))
 
 
 def powers(tensor: Strided, p: float, unit: float = 1.0) -> float:
-    """Give Σ(|x| / unit)ᵖ over the finite elements, in float64: what the p-norm is made of, and it adds up.
+    """Σ(|x| / unit)ᵖ over the finite elements, in float64: what the p-norm is made of, and it adds up.
 
     A large p leaves the range of float64 soon: 1e10 to the 40th is infinite. With the largest magnitude as the unit it
     does not, and the norm is unit · Σ^(1/p). A power of 0 counts what is not 0; a negative one of 0 is infinite.
@@ -137,9 +137,9 @@ def powers(tensor: Strided, p: float, unit: float = 1.0) -> float:
 
 
 def merge(parts: Sequence[Moments]) -> Moments:
-    """Tell of several tensors what `moments` would tell of all their elements in one.
+    """The moments of several tensors, as `moments` would return for all their elements in one.
 
-    Nothing depends on the order of the parts. Of no parts, and of empty ones, it gives what it gives of nothing.
+    The result does not depend on the order of the parts. No parts, and empty ones, count as an empty tensor.
 
     >>> import numpy as np
     >>> values = np.array([1.0, 2.0, 6.0])

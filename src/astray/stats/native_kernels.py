@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.process import threads_asked
+from astray.process import configured_threads
 from astray.stats import _native, dtypes
-from astray.stats._native import contrast, measure, measuring, slices_apart
+from astray.stats._native import contrast, measure, measuring, slice_errors
 from astray.stats.types import Strided
 
-__all__ = ["contrast", "factorize", "gather", "measure", "measuring", "pack", "set_threads", "slices_apart"]
+__all__ = ["contrast", "factorize", "gather", "measure", "measuring", "pack", "set_threads", "slice_errors"]
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ def factorize(data: npt.NDArray[np.uint8], offsets: Array) -> tuple[npt.NDArray[
 
 def set_threads(count: int) -> None:
     """See `astray.stats.kernels.set_threads`; 0 means the default."""
-    _native.set_threads(count or threads_asked() or _cores())
+    _native.set_threads(count or configured_threads() or _cores())
 
 
 def _cores() -> int:

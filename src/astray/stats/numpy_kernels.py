@@ -55,7 +55,7 @@ def _real(tensor: Strided) -> tuple[Array, str]:
 
 
 def _blocks(view: Array) -> Iterator[Array]:
-    """The elements in row-major order, as 1-D blocks that are valid until the next one is asked for."""
+    """The elements in row-major order, as 1-D blocks that are valid until the next one is requested."""
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
     if view.size:
         yield from np.nditer(view, flags=flags, order="C", buffersize=BLOCK)
@@ -97,7 +97,7 @@ def _moments(blocks: _Finite | _FiniteSide, count: int, scale: float) -> _Moment
 
 
 class _Finite:
-    """The finite values of a view, in blocks, as often as they are wanted."""
+    """The finite values of a view, in blocks; can be iterated repeatedly."""
 
     def __init__(self, view: Array, dtype: str) -> None:
         self.view, self.dtype = view, dtype
@@ -126,7 +126,7 @@ def _statistics(tensor: Strided, shard: ShardPosition | None) -> Statistics:
     with np.errstate(all="ignore"):
         moments = _moments(_Finite(view, dtype), count, _scale(absmax))
     low, high = low + 0.0, high + 0.0  # −0 is reported as 0
-    return Statistics(low, high, *_settle(moments, low, high), absmax, zeros, nan, inf, view.size, *first)
+    return Statistics(low, high, *_exact_if_constant(moments, low, high), absmax, zeros, nan, inf, view.size, *first)
 
 
 def _first_bad(view: Array, dtype: str, shard: ShardPosition | None) -> tuple[int, float] | tuple[None, None]:
@@ -138,12 +138,14 @@ def _first_bad(view: Array, dtype: str, shard: ShardPosition | None) -> tuple[in
             place = int(bad.argmax())
             index, value = np.array([start + place]), float(values[place])
             whole = index if shard is None else _global(index, view.shape, shard)
-            return int(whole[0]), math.nan if math.isnan(value) else value  # one NaN for all, so that equal rows are
+            return int(whole[0]), math.nan if math.isnan(
+                value
+            ) else value  # one NaN for all, so that equal rows compare equal
         start += values.size
     return None, None
 
 
-def _settle(moments: _Moments, low: float, high: float) -> _Moments:
+def _exact_if_constant(moments: _Moments, low: float, high: float) -> _Moments:
     """When all elements are equal the mean is that element and nothing spreads, whatever rounding says."""
     return moments._replace(mean=low, std=0.0) if low == high else moments
 
@@ -206,19 +208,19 @@ class _Pairs:
     def raw(self) -> Iterator[tuple[Array, Array]]:
         yield from zip(_blocks(self.views[0]), _blocks(self.views[1]), strict=True)
 
-    def decode(self, one: Array, other: Array) -> tuple[Floats, Floats]:
-        r, c = (dtypes.widen(raw, dtype) for raw, dtype in zip((one, other), self.dtypes, strict=True))
+    def decode(self, reference: Array, candidate: Array) -> tuple[Floats, Floats]:
+        r, c = (dtypes.widen(raw, dtype) for raw, dtype in zip((reference, candidate), self.dtypes, strict=True))
         return r, c
 
     def finite(self) -> Iterator[tuple[Floats, Floats]]:
-        for one, other in self.raw():
-            r, c = self.decode(one, other)
+        for reference, candidate in self.raw():
+            r, c = self.decode(reference, candidate)
             keep = np.isfinite(r) & np.isfinite(c)
             yield r[keep], c[keep]
 
 
 class _FiniteSide:
-    """One side of the finite pairs, as values that `_moments` can go over twice."""
+    """One side of the finite pairs, as blocks that `_moments` can iterate twice."""
 
     def __init__(self, pairs: _Pairs, side: int) -> None:
         self.pairs, self.side = pairs, side
@@ -234,7 +236,7 @@ class _Range:
     def __init__(self) -> None:
         self.low, self.high = math.inf, -math.inf
 
-    def see(self, values: Floats) -> None:
+    def update(self, values: Floats) -> None:
         if values.size:
             self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
 
@@ -249,13 +251,13 @@ class _Peak:
     def __init__(self) -> None:
         self.value, self.index = -1.0, -1
 
-    def see(self, values: Floats, index: npt.NDArray[np.int64]) -> None:
+    def update(self, values: Floats, index: npt.NDArray[np.int64]) -> None:
         if values.size and (top := float(values.max())) > self.value:
             self.value, self.index = top, int(index[int(values.argmax())])
 
 
 class _Errors:
-    """What the first pass over the pairs adds up."""
+    """What the first pass over the pairs accumulates."""
 
     def __init__(self, pairs: _Pairs, rtol: float, atol: float) -> None:
         self.pairs, self.rtol, self.atol = pairs, rtol, atol
@@ -268,53 +270,53 @@ class _Errors:
         self.max_ulp = self.sum_ulp = 0
         self.first_mismatch = -1
         start = 0
-        for one, other in pairs.raw():
-            self._see(start, one, other)
-            start += one.size
+        for reference, candidate in pairs.raw():
+            self._add_block(start, reference, candidate)
+            start += reference.size
 
-    def _see(self, start: int, one: Array, other: Array) -> None:
-        r, c = self.pairs.decode(one, other)
+    def _add_block(self, start: int, reference: Array, candidate: Array) -> None:
+        r, c = self.pairs.decode(reference, candidate)
         finite = np.isfinite(r) & np.isfinite(c)
         mismatch = ~finite & (r != c) & ~(np.isnan(r) & np.isnan(c))
-        self._see_specials(start, r, c, mismatch)
+        self._add_specials(start, r, c, mismatch)
         # Two 64-bit integers may differ and still be one float64: compare them as they are.
         exact = self.pairs.same and self.pairs.kind == "int"
-        self._add("different", (one != other) if exact else mismatch | (finite & (r != c)))
+        self._count("different", (reference != candidate) if exact else mismatch | (finite & (r != c)))
         if self.with_ulp:
-            self._see_ulps(one[finite], other[finite])
-        self._see_errors(start + np.flatnonzero(finite), r[finite], c[finite])
+            self._add_ulps(reference[finite], candidate[finite])
+        self._add_errors(start + np.flatnonzero(finite), r[finite], c[finite])
 
-    def _add(self, name: str, mask: npt.NDArray[np.bool_]) -> None:
+    def _count(self, name: str, mask: npt.NDArray[np.bool_]) -> None:
         self.count[name] += int(np.count_nonzero(mask))
 
-    def _see_specials(self, start: int, r: Floats, c: Floats, mismatch: npt.NDArray[np.bool_]) -> None:
+    def _add_specials(self, start: int, r: Floats, c: Floats, mismatch: npt.NDArray[np.bool_]) -> None:
         for values, side in ((r, "reference"), (c, "candidate")):
-            self._add(f"nan_{side}", np.isnan(values))
-            self._add(f"inf_{side}", np.isinf(values))
-        self._add("mismatch", mismatch)
+            self._count(f"nan_{side}", np.isnan(values))
+            self._count(f"inf_{side}", np.isinf(values))
+        self._count("mismatch", mismatch)
         if self.first_mismatch < 0 and mismatch.any():
             self.first_mismatch = start + int(mismatch.argmax())
 
-    def _see_ulps(self, one: Array, other: Array) -> None:
-        distance = _ulp(one, other, self.pairs.dtypes[0])
+    def _add_ulps(self, reference: Array, candidate: Array) -> None:
+        distance = _ulp(reference, candidate, self.pairs.dtypes[0])
         self.max_ulp = max(self.max_ulp, int(distance.max(initial=0)))
         low, high = distance & np.uint64(0xFFFFFFFF), distance >> np.uint64(32)
         self.sum_ulp += int(low.sum(dtype=np.uint64)) + (int(high.sum(dtype=np.uint64)) << 32)
 
-    def _see_errors(self, index: npt.NDArray[np.int64], r: Floats, c: Floats) -> None:
+    def _add_errors(self, index: npt.NDArray[np.int64], r: Floats, c: Floats) -> None:
         size, error = np.abs(r), np.abs(c - r)
         self.count["finite"] += r.size
         for values, span in zip((r, c), self.ranges, strict=True):
-            span.see(values)
-        self._add("within", error <= self.atol + self.rtol * size)
-        self._add("within_1e3", error <= 1e-3 * size)
-        self._add("within_5e3", error <= 5e-3 * size)
-        self.absolute.see(error, index)
+            span.update(values)
+        self._count("within", error <= self.atol + self.rtol * size)
+        self._count("within_1e3", error <= 1e-3 * size)
+        self._count("within_5e3", error <= 5e-3 * size)
+        self.absolute.update(error, index)
         self.sum_abs.append(float(error.sum()))
         nonzero = size != 0
-        self._add("rel_count", nonzero)
+        self._count("rel_count", nonzero)
         ratio = error[nonzero] / size[nonzero]
-        self.relative.see(ratio, index[nonzero])
+        self.relative.update(ratio, index[nonzero])
         self.sum_rel.append(float(ratio.sum()))
 
 
@@ -363,7 +365,7 @@ def contrast(reference: Strided, candidate: Strided, rtol: float, atol: float) -
 def _side_moments(pairs: _Pairs, side: int, errors: _Errors) -> _Moments:
     span = errors.ranges[side]
     moments = _moments(_FiniteSide(pairs, side), errors.count["finite"], _scale(span.absmax))
-    return _settle(moments, span.low + 0.0, span.high + 0.0)
+    return _exact_if_constant(moments, span.low + 0.0, span.high + 0.0)
 
 
 def _total(parts: list[float]) -> float:
@@ -409,11 +411,11 @@ LEAST_SLICE = 16
 
 
 MANY_ROWS = 8
-"""So many rows a tensor has at least to have a typical one: the median of fewer is chance."""
+"""A tensor with fewer rows has no typical one: the median of fewer is chance."""
 
 
-def slices_apart(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int, float] | None:
-    """See `astray.stats.kernels.slices_apart`."""
+def slice_errors(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int, float] | None:
+    """See `astray.stats.kernels.slice_errors`."""
     pairs = _Pairs(reference, candidate)
     shape = pairs.views[0].shape
     dims = [dim for dim, size in enumerate(reference.shape) if size > 1 and math.prod(shape) // size >= LEAST_SLICE]
@@ -426,8 +428,8 @@ def slices_apart(reference: Strided, candidate: Strided, largest: float) -> tupl
     rows = np.zeros(math.prod(shape) // width)
     start = 0
     with np.errstate(all="ignore"):
-        for one, other in pairs.raw():
-            r, c = pairs.decode(one, other)
+        for raw_r, raw_c in pairs.raw():
+            r, c = pairs.decode(raw_r, raw_c)
             d = np.where(np.isfinite(r) & np.isfinite(c), (c * shrink - r * shrink) * zoom, 0.0)
             place = np.unravel_index(np.arange(start, start + d.size), shape)
             rows += np.bincount(np.arange(start, start + d.size) // width, d * d, len(rows))
@@ -435,16 +437,16 @@ def slices_apart(reference: Strided, candidate: Strided, largest: float) -> tupl
             for dim in dims:
                 sums[dim] += np.bincount(place[dim], d * d, shape[dim])
     tops = {dim: float(column.max()) * shape[dim] for dim, column in sums.items()}
-    dim = max(dims, key=lambda one: tops[one])
+    dim = max(dims, key=tops.__getitem__)
     has_rows = width >= LEAST_SLICE and len(rows) >= MANY_ROWS
     median = float(np.sort(rows)[len(rows) // 2]) * len(rows)
     typical = _unscale(math.sqrt(median), zoom, shrink) if has_rows else math.nan
     return _unscale(math.sqrt(tops[dim]), zoom, shrink), dim, int(sums[dim].argmax()), typical
 
 
-def _ulp(one: Array, other: Array, dtype: str) -> npt.NDArray[np.uint64]:
-    """How many representable numbers lie between two floats of one type; 0 and −0 are the same place."""
-    a, b = _ordered(one, dtype), _ordered(other, dtype)
+def _ulp(reference: Array, candidate: Array, dtype: str) -> npt.NDArray[np.uint64]:
+    """How many representable numbers lie between two floats of one type; 0 and −0 count as equal."""
+    a, b = _ordered(reference, dtype), _ordered(candidate, dtype)
     # Unsigned subtraction, so that the distance from −max to max of float64 fits.
     return np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
 
@@ -490,4 +492,4 @@ def factorize(data: npt.NDArray[np.uint8], offsets: Array) -> tuple[npt.NDArray[
 
 
 def set_threads(count: int) -> None:
-    """Do nothing: one thread does all the work here."""
+    """Do nothing: a single thread does all the work here."""

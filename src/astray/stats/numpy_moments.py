@@ -1,4 +1,4 @@
-"""`moments` and `powers` in plain numpy: what runs where the extension could not be built, and what checks it.
+"""`moments` and `powers` in plain numpy: used where the extension could not be built, and in tests to check it.
 
 Same results as `_native`: counts and extremes exactly, sums to 1e-12. Two passes in blocks, in float64.
 """
@@ -22,19 +22,19 @@ SAFE = 2.0**-200, 2.0**200
 
 
 def exponent_of(absmax: float) -> int:
-    """Give the power of two that brings absmax near 1 where fourth powers need that; else 0."""
+    """The power of two that brings absmax near 1 where fourth powers need that; else 0."""
     if absmax == 0 or not math.isfinite(absmax) or SAFE[0] <= absmax <= SAFE[1]:
         return 0
     return min(max(math.frexp(absmax)[1] - 1, -1000), 1000)  # 2^-exponent itself must not overflow
 
 
 def recentre(count: float, s1: float, s2: float, s3: float, s4: float) -> tuple[float, float, float, float]:
-    """Move sums of powers about a point to the mean: how far that is from the point, and the three central sums."""
-    away = s1 / count
-    m2 = s2 - away * s1
-    m3 = s3 - away * (3.0 * s2 - 2.0 * away * s1)
-    m4 = s4 - away * (4.0 * s3 - away * (6.0 * s2 - 3.0 * away * s1))
-    return away, max(m2, 0.0), m3, max(m4, 0.0)
+    """Move sums of powers about a point to the mean: its distance from the point, and the three central sums."""
+    shift = s1 / count
+    m2 = s2 - shift * s1
+    m3 = s3 - shift * (3.0 * s2 - 2.0 * shift * s1)
+    m4 = s4 - shift * (4.0 * s3 - shift * (6.0 * s2 - 3.0 * shift * s1))
+    return shift, max(m2, 0.0), m3, max(m4, 0.0)
 
 
 def moments(tensor: Strided) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """What the kernels take and what they return.
 
 A tensor reaches them as an address with strides, so that neither they nor their callers need a framework, and no array
-object is made for the thousands of small tensors of a step. Nothing here keeps the memory alive: the caller does.
+object is made for the thousands of small tensors of a step. Nothing here keeps the memory alive: the caller must.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Strided(NamedTuple):
         """Describe a numpy array, which the caller must keep alive.
 
         `dtype` is needed where numpy lacks the type: bfloat16 held as uint16, 8-bit floats as uint8. Negative strides
-        are taken as they are. A view whose strides are no multiple of the element (a field of a structured array) or
+        are taken as they are. A view whose strides are not multiples of the element (a field of a structured array) or
         whose bytes are swapped cannot be described; copy it first.
         """
         name = dtype or array.dtype.name
@@ -41,7 +41,7 @@ class Strided(NamedTuple):
         if itemsize != array.itemsize or not array.dtype.isnative:
             raise ValueError(f"{array.dtype} elements cannot be read as {name}. Convert the array with astype first.")
         if any(step % itemsize for step in array.strides):
-            raise ValueError(f"Strides {array.strides} are no multiples of {itemsize} bytes. Copy the array first.")
+            raise ValueError(f"Strides {array.strides} are not multiples of {itemsize} bytes. Copy the array first.")
         stride = tuple(step // itemsize for step in array.strides)
         return cls(array.__array_interface__["data"][0], name, array.shape, stride)
 
@@ -51,7 +51,7 @@ class Strided(NamedTuple):
         return prod(self.shape)
 
     def view(self) -> npt.NDArray[Any]:
-        """Give the memory as a read-only array of the storage type, without copying; valid while the memory lives."""
+        """The memory as a read-only array of the storage type, without copying; valid while the memory lives."""
         storage = dtypes.find(self.dtype).storage
         if self.size == 0:
             return np.empty(self.shape, storage)
@@ -59,7 +59,7 @@ class Strided(NamedTuple):
 
 
 class _Memory:
-    """Speaks numpy's array interface for an address."""
+    """Implements numpy's array interface for an address."""
 
     def __init__(self, tensor: Strided, storage: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -79,14 +79,14 @@ class ShardPosition(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What `measure` found; None for what was not asked."""
+    """The result of `measure`; None for what was not requested."""
 
     statistics: Statistics | None
     fingerprint: int | None
 
 
 class Measurements(NamedTuple):
-    """What was found of many tensors, as columns.
+    """The measurements of many tensors, as columns.
 
     `moments` has the six measures of a `Statistics`, NaN where there is none; `counts` its four counts. `first_bad` is
     −1 where all is finite.
@@ -98,13 +98,13 @@ class Measurements(NamedTuple):
     first_bad: npt.NDArray[np.int64]
     first_bad_value: npt.NDArray[np.float64]
 
-    def at(self, place: int) -> tuple[Statistics, int]:
+    def at(self, index: int) -> tuple[Statistics, int]:
         """The statistics and the fingerprint of one tensor."""
-        cells = (*self.moments[:, place], *self.counts[:, place], self.first_bad[place], self.first_bad_value[place])
+        cells = (*self.moments[:, index], *self.counts[:, index], self.first_bad[index], self.first_bad_value[index])
         named = dict(zip(Statistics._fields, (cell.item() for cell in cells), strict=True))
-        found = Statistics.of(named)
-        assert found is not None, "every count is known"
-        return found, int(self.fingerprints[place])
+        statistics = Statistics.of(named)
+        assert statistics is not None, "every count is known"
+        return statistics, int(self.fingerprints[index])
 
 
 class Contrast(NamedTuple):
@@ -148,14 +148,14 @@ class Contrast(NamedTuple):
     within_5e3: int
     """Elements with |d| ≤ 0.005 · |reference|."""
     max_ulp: int | None
-    """The most representable numbers passed on the way from one to the other; None unless both are the same float."""
+    """The largest distance in representable numbers; None unless both have the same float type."""
     mean_ulp: float | None
     nan_reference: int
     nan_candidate: int
     inf_reference: int
     inf_candidate: int
     nonfinite_mismatch: int
-    """Elements where one side only is not finite, or both are but not alike (NaN against inf, inf against −inf)."""
+    """Elements where only one side is not finite, or both are but differ (NaN against inf, inf against −inf)."""
     first_nonfinite_mismatch: int
 
 

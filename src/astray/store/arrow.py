@@ -1,8 +1,8 @@
 """Tables in memory as Arrow, for libraries that take the Arrow C stream interface: pyarrow, pandas, Polars, DuckDB.
 
 `RunTable` is all ranks of a run as one table, every tensor beside its call. The pairs of a comparison and the rows of a
-risk report use `schema_of`, `batch_of` and `stream_of` for theirs. Rows are handed over in pieces, so that the offsets
-of a string column always fit into Arrow's 32 bits.
+risk report use `schema_of`, `batch_of` and `stream_of` for theirs. Rows are exported in batches of 65,536, so that the
+offsets of a string column always fit into Arrow's 32 bits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PIECE_ROWS = 1 << 16
 
 RANK = ColumnType("rank", "int32")
 
-OF_CALL = tuple(column._replace(nullable=True) for column in CALLS[1:])  # null where a killed run lost the call
+CALL_COLUMNS = tuple(column._replace(nullable=True) for column in CALLS[1:])  # null where a killed run lost the call
 
-COLUMNS = (RANK, CALLS[0], *OF_CALL, *TENSORS[1:])
+COLUMNS = (RANK, CALLS[0], *CALL_COLUMNS, *TENSORS[1:])
 
 
 class RunTable:
@@ -54,34 +54,34 @@ class RunTable:
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         schema = arrow_schema(COLUMNS)
-        pieces = [
-            _piece(schema, rank, slice(start, start + PIECE_ROWS))
+        batches = [
+            _batch(schema, rank, slice(start, start + PIECE_ROWS))
             for rank in self._ranks.values()
             for start in range(0, len(rank.tensors), PIECE_ROWS)
         ]
-        return stream_of(schema, pieces, requested_schema)
+        return stream_of(schema, batches, requested_schema)
 
     def __repr__(self) -> str:
-        takers = "pyarrow.table, polars.DataFrame and duckdb take it"
-        return f"<RunTable: {len(self):,} tensors, {len(COLUMNS)} columns; {takers}>"
+        consumers = "pyarrow.table, polars.DataFrame and duckdb take it"
+        return f"<RunTable: {len(self):,} tensors, {len(COLUMNS)} columns; {consumers}>"
 
 
-def _piece(schema: Any, rank: RankRun, part: slice) -> Any:
+def _batch(schema: Any, rank: RankRun, rows: slice) -> Any:
     """Some rows of one rank as an Arrow record batch."""
-    tensors, call_rows = rank.tensors.take(part), rank.call_rows[part]
+    tensors, call_rows = rank.tensors.take(rows), rank.call_rows[rows]
     calls = (rank.calls if len(rank.calls) else _one_null_row(rank.calls)).take(call_rows)
     count, known = len(tensors), call_rows >= 0
     sources: list[tuple[Column, BoolArray]] = [
         (np.full(count, rank.rank, np.int32), np.ones(count, np.bool_)),
         (tensors["seq"], tensors.valid("seq")),
-        *((calls[column.name], calls.valid(column.name) & known) for column in OF_CALL),
+        *((calls[column.name], calls.valid(column.name) & known) for column in CALL_COLUMNS),
         *((tensors[column.name], tensors.valid(column.name)) for column in TENSORS[1:]),
     ]
     return batch_of(schema, count, sources)
 
 
 def _one_null_row(table: Table) -> Table:
-    """A table with one row of nulls, in which rows are looked up when there are none."""
+    """A table with one row of nulls, for lookups in an empty table."""
     null: dict[str, Column] = {}
     for name, column in table.columns.items():
         coded = isinstance(column, DictionaryColumn)
@@ -94,9 +94,9 @@ def schema_of(columns: dict[str, Column]) -> Any:
     return na.c_schema(na.struct({name: _type(column) for name, column in columns.items()}, nullable=False))
 
 
-def stream_of(schema: Any, pieces: list[Any], requested_schema: Any = None) -> Any:
+def stream_of(schema: Any, batches: list[Any], requested_schema: Any = None) -> Any:
     """The capsule of a stream of record batches."""
-    stream = CArrayStream.from_c_arrays(pieces, schema, move=True, validate=False)
+    stream = CArrayStream.from_c_arrays(batches, schema, move=True, validate=False)
     return stream.__arrow_c_stream__(requested_schema=requested_schema)
 
 

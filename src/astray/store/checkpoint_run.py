@@ -29,7 +29,7 @@ _OF_OPTIMIZER = re.compile(
     r"(^|\.)(optim|optimizers?|optimizer_states?|optimizer_state_dict|opt)\.|^state\."
     r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
 )
-"""How torch and programs that save optimizer states beside a model name them."""
+"""How torch and programs that save optimizer states beside a model name these."""
 
 
 class CheckpointData(RunData):
@@ -85,7 +85,7 @@ class _CheckpointSource:
         """A call for each tensor: parameters at the start of the forward, states of an optimizer in its update."""
         count = len(self._names)
         states = [role_of(name) == "state" for name in self._names]
-        nothing: DictionaryColumn[str] = DictionaryColumn(np.full(count, -1, np.int32), [])
+        nulls: DictionaryColumn[str] = DictionaryColumn(np.full(count, -1, np.int32), [])
         columns: dict[str, Column] = {
             "seq": np.arange(count),
             "step": np.zeros(count, np.int64),
@@ -97,11 +97,11 @@ class _CheckpointSource:
             "phase": DictionaryColumn.of(["update" if state else "forward" for state in states]),
             "parent": np.full(count, -1),
             "stack": np.full(count, -1),
-            "args": nothing,
+            "args": nulls,
             "recompute": np.zeros(count, np.bool_),
         }
-        absent = np.zeros(count, np.bool_)
-        return Table(columns, {"parent": absent, "stack": absent}), []
+        no_row = np.zeros(count, np.bool_)
+        return Table(columns, {"parent": no_row, "stack": no_row}), []
 
     def tensors(self) -> tuple[Table, list[str]]:
         """The tensors, with statistics that are yet to be measured."""
@@ -118,17 +118,17 @@ class _CheckpointSource:
 
 
 def role_of(name: str) -> Role:
-    """What a tensor is by its name: the state of an optimizer, or a parameter."""
+    """The role of a tensor by its name: the state of an optimizer, or a parameter."""
     return "state" if _OF_OPTIMIZER.search(name) else "parameter"
 
 
 def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
-    """What is known of the tensors without reading them."""
+    """The columns that are known without reading the tensors."""
     names = checkpoint.names
     specs = [checkpoint.spec(name) for name in names]
     count = len(names)
-    places: dict[object, int] = {}
-    same = [places.setdefault(checkpoint.place(name), row) for row, name in enumerate(names)]
+    first_rows: dict[object, int] = {}
+    storage = [first_rows.setdefault(checkpoint.place(name), row) for row, name in enumerate(names)]
     return {
         "seq": np.arange(count),
         "role": DictionaryColumn.of([role_of(name) for name in names]),
@@ -138,11 +138,11 @@ def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
         "stride": DictionaryColumn.of([row_major(spec.shape) for spec in specs]),
         "device": DictionaryColumn.of(["cpu"] * count),
         "requires_grad": np.zeros(count, np.bool_),
-        "blob_file": np.array(same, np.int32),  # the same number for tied tensors, whatever their names
+        "blob_file": np.array(storage, np.int32),  # the same number for tied tensors, whatever their names
         "blob_offset": np.zeros(count, np.int64),
         "blob_bytes": np.array([spec.nbytes for spec in specs], np.int64),
         "sampled": np.full(count, -1),
         "part": DictionaryColumn(np.full(count, -1, np.int32), []),
         "placement": DictionaryColumn(np.full(count, -1, np.int32), []),
-        "value": np.array(same, np.int64),
+        "value": np.array(storage, np.int64),
     }

@@ -1,8 +1,8 @@
 """Tables in memory, as the stages after `store` read them.
 
-Strings and shapes repeat endlessly in a recording, so they are kept as integer codes into the few distinct values:
-comparing a million sites is then comparing a million integers. Nulls need no objects: −1 in a code or an integer
-column, NaN in a float column, and a mask where the column can hold every bit pattern.
+Strings and shapes repeat endlessly in a recording, so they are dictionary-encoded, as integer codes into the few
+distinct values: comparing a million sites is then comparing a million integers. Nulls need no objects: −1 in a code or
+an integer column, NaN in a float column, and a mask where the column can hold every bit pattern.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class DictionaryColumn(Generic[T]):
-    """A column of repeating values: `codes` points into `values`, −1 means null.
+    """A column of repeating values: `codes` are indices into `values`, −1 means null.
 
     >>> column = DictionaryColumn.of(["relu", "linear", None, "relu"])
     >>> column.values, column.codes.tolist(), column[0], column[2]

@@ -1,8 +1,8 @@
 """The formats of runs: `open_run` recognises the one a path is in and opens it; `WRITABLE` says what writes each.
 
-A format is written in one place, its `Translator`: `foreign/live_writer.py` feeds it from a running program,
-`convert.py` from a run on disk, and both hand over the same rows in the same order. Modules of other tools' formats are
-imported only when a path has to be recognised, or something is to be written.
+A format is written only by its `Translator`: `foreign/live_writer.py` feeds it from a running program, `convert.py`
+from a run on disk, and both hand over the same rows in the same order. Modules of other tools' formats are imported
+only when a path has to be recognised or a run is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from astray.errors import RunError
 from astray.records import MissedTensor
 from astray.store.checkpoint_run import open_as_run
 from astray.store.run import RankRun, RunData
-from astray.store.run_format import reader as native
+from astray.store.run_format import reader
 from astray.store.run_format.folder import listing
 from astray.store.run_info import End, RunInfo
 from astray.store.safe_paths import entries
@@ -37,7 +37,7 @@ class Translator(Protocol):
     """Writes one rank in a format. Its methods are called by one thread, which may not be the program's."""
 
     lost: Counter[str]
-    """What the format cannot hold, in a few words, and how often it was met: "std of a tensor", "a micro step"."""
+    """What the format cannot hold, in a few words, and how often it occurred: "std of a tensor", "a micro step"."""
 
     def take(self, step: int, rows: RankRun) -> None:
         """Take more rows of a step, in their order.
@@ -49,18 +49,18 @@ class Translator(Protocol):
     def sync(self) -> None:
         """Bring the files up to date with all that was taken: any reader may open them, and a kill loses nothing.
 
-        Called now and then in the middle of a step, and when the program flushes. Cheap where nothing new came.
+        Called now and then in the middle of a step, and when the program flushes. Cheap where nothing is new.
         """
 
-    def step_over(self, step: int) -> None:
-        """Nothing more of this step will come."""
+    def end_step(self, step: int) -> None:
+        """The step is over: no more of its rows will follow."""
 
     def close(self, end: End) -> None:
-        """Nothing more will come."""
+        """The rank is complete: no more rows will follow."""
 
 
-class MakesTranslator(Protocol):
-    """Makes the translator of a rank. Raises RunError or RunExists where it cannot write there."""
+class TranslatorFactory(Protocol):
+    """Makes the translator of a rank. Raises RunError or RunExists where it cannot write at `path`."""
 
     def __call__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator: ...
 
@@ -71,7 +71,7 @@ FOREIGN = ("msprobe", "torch_npu", "saving_hook", "hooktools")
 
 def formats() -> Iterator[Format]:
     """Every format, in the order in which they are tried."""
-    yield Format("astray", lambda path: path.is_dir() and native.recognises(path), native.open_native)
+    yield Format("astray", lambda path: path.is_dir() and reader.recognises(path), reader.open_native)
     for name in FOREIGN:
         module = _foreign(name)
         yield Format(name, module.recognises, module.open_dump)
@@ -83,21 +83,24 @@ def _foreign(name: str) -> Any:
 
 
 def _write_native(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
-    from astray.store.writing.run_translator import RunTranslator
+    from astray.store.convert import RunTranslator  # which imports this module
 
     return RunTranslator(path, rank, info, overwrite=overwrite)
 
 
-def _writer_of(name: str) -> MakesTranslator:
+def _foreign_factory(name: str) -> TranslatorFactory:
     def make(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
-        made: Translator = _foreign(name).translate(path, rank, info, overwrite=overwrite)
-        return made
+        translator: Translator = _foreign(name).translate(path, rank, info, overwrite=overwrite)
+        return translator
 
     return make
 
 
-WRITABLE: Mapping[str, MakesTranslator] = {"astray": _write_native, **{name: _writer_of(name) for name in FOREIGN}}
-"""What makes the translator of each format that can be written."""
+WRITABLE: Mapping[str, TranslatorFactory] = {
+    "astray": _write_native,
+    **{name: _foreign_factory(name) for name in FOREIGN},
+}
+"""The factory of the translator of each format that can be written."""
 
 
 def open_run(path: str | os.PathLike[str]) -> RunData:
@@ -113,7 +116,7 @@ def open_run(path: str | os.PathLike[str]) -> RunData:
     folder = Path(path)
     if not folder.exists():
         raise RunError(f"{folder} does not exist.{_nearby(folder)}")
-    if not folder.is_dir() and native.recognises(folder.parent):
+    if not folder.is_dir() and reader.recognises(folder.parent):
         raise RunError(f"{folder} is a file; a run is a folder. Give the folder it lies in.")
     format = format_of(folder)
     if format is not None:
@@ -122,15 +125,15 @@ def open_run(path: str | os.PathLike[str]) -> RunData:
         return open_as_run(folder)  # which says what is wrong with it
     names = sorted(entry.name for entry in folder.iterdir())
     contents = f"it holds {listing(names)}" if names else "it is empty"
-    raise RunError(f"{folder} is no run: {contents}. {_advice(folder)}")
+    raise RunError(f"{folder} is not a run: {contents}. {_suggestion(folder)}")
 
 
 def format_of(path: Path) -> Format | None:
-    """The format that a path is in; None when it is no run."""
+    """The format that a path is in; None when it is not a run."""
     return next((format for format in formats() if format.recognises(path)), None)
 
 
-def _advice(folder: Path) -> str:
+def _suggestion(folder: Path) -> str:
     """Guess what was meant: the folder above, or one of those inside."""
     if _is_run(folder.resolve().parent):
         return f"The folder above it is one: {folder.resolve().parent}."
@@ -154,6 +157,6 @@ def _is_run(folder: Path) -> bool:
     return format_of(folder) is not None
 
 
-def losses(lost: Counter[str], format: str) -> list[MissedTensor]:
+def lost_as_missed(lost: Counter[str], format: str) -> list[MissedTensor]:
     """What a format could not hold, as the `missed` rows of a run."""
     return [MissedTensor(what, f"{format} has no place for it", count) for what, count in sorted(lost.items())]

@@ -1,7 +1,7 @@
 """A table of tensors whose statistics are measured when they are read: for checkpoints and dumps that hold values.
 
-A row is measured when it is read, all of them when a column is. Where values cannot be read, what the dump says of the
-tensor stays, with a note that gives the reason.
+A row is measured when it is read, all of them when a column is. Where values cannot be read, what the dump states about
+the tensor stays, with a note that gives the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
 MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
 NUMBERED = ("sampled", "value")  # other columns in which −1 stands for null
 
-_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)  # of a tensor without elements
+_EMPTY = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)  # of a tensor without elements
 
 Measure = Callable[[int], Measurement]
 """Reads and measures the tensor of a row. Raises RunError where that is impossible."""
@@ -57,12 +57,12 @@ class MeasuredTable(Table):
             **{name: np.full(count, -1) for name in COUNTS},
             "fingerprint": np.zeros(count, np.uint64),
         }
-        told = [(row, one) for row, one in enumerate(statistics or ()) if one is not None]
-        self._put_all([one for _, one in told], np.array([row for row, _ in told], np.intp))
+        given = [(row, each) for row, each in enumerate(statistics or ()) if each is not None]
+        self._put_all([each for _, each in given], np.array([row for row, _ in given], np.intp))
         prints = [None] * count if fingerprints is None else fingerprints
-        self._statistics["fingerprint"][:] = [one or 0 for one in prints]
-        there = np.array([one is not None for one in prints], np.bool_)
-        super().__init__(known, {"fingerprint": there} | {name: np.asarray(known[name]) >= 0 for name in NUMBERED})
+        self._statistics["fingerprint"][:] = [each or 0 for each in prints]
+        has_print = np.array([each is not None for each in prints], np.bool_)
+        super().__init__(known, {"fingerprint": has_print} | {name: np.asarray(known[name]) >= 0 for name in NUMBERED})
 
     @property
     def reasons(self) -> list[str]:
@@ -89,15 +89,15 @@ class MeasuredTable(Table):
         rows = np.flatnonzero(files == files[row])
         self._waiting[rows] = False
         try:
-            found = self._measurer(row)
+            measured = self._measurer(row)
         except RunError as error:
             self._failures[str(error)] = None
             for same in rows.tolist():
                 self._notes[same] = str(error)
             return
-        self._put(found.statistics or _NOTHING, rows)
-        self._statistics["fingerprint"][rows] = found.fingerprint or 0
-        self._masks["fingerprint"][rows] = found.fingerprint is not None
+        self._put(measured.statistics or _EMPTY, rows)
+        self._statistics["fingerprint"][rows] = measured.fingerprint or 0
+        self._masks["fingerprint"][rows] = measured.fingerprint is not None
 
     def _all(self, name: str) -> Column:
         self._measure_all()
@@ -110,22 +110,22 @@ class MeasuredTable(Table):
             return
         files = np.asarray(self.columns["blob_file"])[waiting]
         _, firsts, of = np.unique(files, return_index=True, return_inverse=True)
-        found: dict[int, Measurement] = {}
-        for place in np.sort(firsts).tolist():  # in the order of rows, so that failures are listed in it
-            row = int(waiting[place])
+        by_first: dict[int, Measurement] = {}
+        for first in np.sort(firsts).tolist():  # in the order of rows, so that failures are listed in it
+            row = int(waiting[first])
             try:
-                found[place] = self._measurer(row)
+                by_first[first] = self._measurer(row)
             except RunError as error:
                 self._failures[str(error)] = None
-                for same in waiting[of == of[place]].tolist():
+                for same in waiting[of == of[first]].tolist():
                     self._notes[same] = str(error)
         self._waiting[waiting] = False
-        measured = [found.get(place) for place in firsts[of].tolist()]
-        rows = waiting[[one is not None for one in measured]]
-        there = [one for one in measured if one is not None]
-        self._put_all([one.statistics or _NOTHING for one in there], rows)
-        self._statistics["fingerprint"][rows] = np.array([one.fingerprint or 0 for one in there], np.uint64)
-        self._masks["fingerprint"][rows] = [one.fingerprint is not None for one in there]
+        of_rows = [by_first.get(first) for first in firsts[of].tolist()]
+        rows = waiting[[each is not None for each in of_rows]]
+        measured = [each for each in of_rows if each is not None]
+        self._put_all([each.statistics or _EMPTY for each in measured], rows)
+        self._statistics["fingerprint"][rows] = np.array([each.fingerprint or 0 for each in measured], np.uint64)
+        self._masks["fingerprint"][rows] = [each.fingerprint is not None for each in measured]
 
     @property
     def names(self) -> list[str]:
@@ -155,11 +155,11 @@ class MeasuredTable(Table):
 
     def row(self, index: int) -> dict[str, Any]:
         self._measure(index)
-        found = super().row(index)
+        cells = super().row(index)
         for name, column in self._statistics.items():
             known = self._masks[name][index] if name == "fingerprint" else _is_known(column)[index]
-            found[name] = column[index].item() if known else None
-        return found | {"note": self._notes[index]}
+            cells[name] = column[index].item() if known else None
+        return cells | {"note": self._notes[index]}
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | BoolArray | slice) -> Table:
         """A plain table of these rows, with everything measured."""
@@ -180,5 +180,5 @@ class MeasuredTable(Table):
 
 
 def _is_known(column: npt.NDArray[Any]) -> BoolArray:
-    found: BoolArray = ~np.isnan(column) if column.dtype.kind == "f" else column >= 0
-    return found
+    known: BoolArray = ~np.isnan(column) if column.dtype.kind == "f" else column >= 0
+    return known

@@ -1,7 +1,7 @@
 """A recording, opened: what every later stage reads, whatever format it lies in. Users hold it as `results.run.Run`.
 
 A format gives a `RankSource` for each rank; everything above it is the same for all. Tables are read when they are
-first needed, and kept. What could not be read is a sentence in `problems`, and the rest is there.
+first needed, and kept. What could not be read is a sentence in `problems`, and the rest can be read.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ class RankSource(Protocol):
         """The tensors in the order in which they were observed, and what is wrong with them."""
 
     def stack(self, id: int) -> list[Frame]:
-        """A Python stack, innermost frame first; empty when it is not there."""
+        """A Python stack, innermost frame first; empty when it is missing."""
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a tensor, None when they were not kept. Raises RunError when they should be there."""
 
 
-class Account(NamedTuple):
-    """What the tables of a rank say of it as a whole: their steps, and what is missing or cannot be read."""
+class RankSummary(NamedTuple):
+    """A rank as a whole, as its tables have it: their steps, and what is missing or cannot be read."""
 
     steps: list[int]
     problems: list[str]
-    torn: bool  # whether a file could not be read in full
+    truncated: bool  # whether a file could not be read in full
 
 
 class RankRun:
     """One rank of a run."""
 
     fingerprints: str = "astray"
-    """What the column `fingerprint` holds. Another tool's checksums have another word: ours do not compare to them."""
+    """What the column `fingerprint` holds. Another tool's checksums have another name: ours do not compare to them."""
 
-    _damage = _damaged = ""  # the sentence about values that are damaged, and the first of them
+    _damage_report = ""  # the sentence about values that are damaged
+    _first_damaged = ""
 
     def __init__(self, rank: int, source: RankSource) -> None:
         self.rank = rank
@@ -67,7 +68,7 @@ class RankRun:
     @cached_property
     def _calls(self) -> tuple[Table, list[str]]:
         calls, problems = self._source.calls()
-        return calls, [*problems, *open_circles(calls)]
+        return calls, [*problems, *break_cycles(calls)]
 
     @cached_property
     def _tensors(self) -> tuple[Table, list[str]]:
@@ -89,19 +90,19 @@ class RankRun:
         return self._source.end
 
     @cached_property
-    def account(self) -> Account:
+    def summary(self) -> RankSummary:
         """What the tables say of the rank. It can be set, by a process that got it from one that has read them."""
         lost = int((self.call_rows < 0).sum())
         orphans = (
             [f"{lost:,} of {len(self.tensors):,} tensors belong to calls whose rows are not there."] if lost else []
         )
-        torn = [*self._calls[1], *self._tensors[1]]
-        return Account(np.unique(self.calls.numbers("step")).tolist(), [*torn, *orphans], bool(torn))
+        truncated = [*self._calls[1], *self._tensors[1]]
+        return RankSummary(np.unique(self.calls.numbers("step")).tolist(), [*truncated, *orphans], bool(truncated))
 
     @property
     def problems(self) -> list[str]:
-        """What is not there or could not be read, a sentence each."""
-        return [*self._source.problems, *self._setup[1], *self._stack_problems, *self.account.problems]
+        """What is missing or could not be read, a sentence each."""
+        return [*self._source.problems, *self._setup[1], *self._stack_problems, *self.summary.problems]
 
     @cached_property
     def _stack_problems(self) -> list[str]:
@@ -111,17 +112,17 @@ class RankRun:
     @property
     def complete(self) -> bool:
         """Whether the recording ended by itself and all of it could be read."""
-        return self.end is not None and self.end.complete and not self.account.torn
+        return self.end is not None and self.end.complete and not self.summary.truncated
 
     @cached_property
     def call_rows(self) -> npt.NDArray[np.int64]:
-        """For each tensor, the row of its call in `calls`; −1 when that row is not there."""
+        """For each tensor, the row of its call in `calls`; −1 when that row is missing."""
         known, wanted = self.calls.numbers("seq"), self.tensors.numbers("seq")
         if not len(known):
             return np.full(len(wanted), -1, np.int64)
         order = np.argsort(known, kind="stable")
-        place = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
-        rows = order[place]
+        index = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
+        rows = order[index]
         return np.where(known[rows] == wanted, rows, -1)
 
     @cached_property
@@ -173,34 +174,36 @@ class RankRun:
         if matches is None:
             return
         names = ("blob_file", "blob_offset", "blob_bytes", "fingerprint")
-        place = tuple(int(self.tensors.numbers(name)[row]) for name in names)
-        if place not in self._sound:
-            self._sound[place] = matches(self.tensors, row, values)
-            if not self._sound[place]:
-                self._tell_damaged(row)
-        if not self._sound[place]:
+        location = tuple(int(self.tensors.numbers(name)[row]) for name in names)
+        if location not in self._checked:
+            self._checked[location] = matches(self.tensors, row, values)
+            if not self._checked[location]:
+                self._report_damage(row)
+        if not self._checked[location]:
             raise RunError(
                 f"The values of row {row} of rank {self.rank} are not those that it was measured from: the file "
                 "was changed or damaged since. Copy the run again; its statistics can still be read."
             )
 
     @cached_property
-    def _sound(self) -> dict[tuple[int, ...], bool]:
-        """Whether the values at a place are those of their row, for those read so far."""
+    def _checked(self) -> dict[tuple[int, ...], bool]:
+        """Whether the values at a location are those of their row, for those read so far."""
         return {}
 
-    def _tell_damaged(self, row: int) -> None:
+    def _report_damage(self, row: int) -> None:
         call = int(self.call_rows[row])
         site = self.calls["site"][call] if call >= 0 else "a call that is not there"
-        count = len(self._sound) - sum(self._sound.values())
-        self._damaged = self._damaged or f"{self.tensors['role'][row]} {self.tensors['path'][row]} of {site}"
-        others = [problem for problem in self.account.problems if problem != self._damage]
-        self._damage = (
-            f"Values that rank {self.rank} kept of {counted(count, 'tensor')}, first {self._damaged}, are not those "
-            "that were recorded: they do not have the fingerprint of their row. They are left out, and statistics are "
-            "taken instead. Copy the run again."
+        count = len(self._checked) - sum(self._checked.values())
+        self._first_damaged = (
+            self._first_damaged or f"{self.tensors['role'][row]} {self.tensors['path'][row]} of {site}"
         )
-        self.account = Account(self.account.steps, [*others, self._damage], True)
+        others = [problem for problem in self.summary.problems if problem != self._damage_report]
+        self._damage_report = (
+            f"Values that rank {self.rank} kept of {counted(count, 'tensor')}, first {self._first_damaged}, are not "
+            "those that were recorded: they do not have the fingerprint of their row. They are left out, and "
+            "statistics are taken instead. Copy the run again."
+        )
+        self.summary = RankSummary(self.summary.steps, [*others, self._damage_report], True)
 
     def _kept_shape(self, row: int) -> tuple[int, ...]:
         """The shape of the values that were kept of a tensor."""
@@ -209,7 +212,7 @@ class RankRun:
         try:
             shape = shape if part is None else Part.parse(part).shape_of(shape)
         except UsageError as error:
-            raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be told: {error}") from None
+            raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be read: {error}") from None
         sampled = int(self.tensors.numbers("sampled")[row])
         if sampled < 0:
             return shape
@@ -243,19 +246,19 @@ class RunData:
 
     @cached_property
     def problems(self) -> list[str]:
-        """What is not there or could not be read, a sentence each."""
+        """What is missing or could not be read, a sentence each."""
         return self._problems + [text for rank in self.ranks.values() for text in rank.problems]
 
     @property
     def complete(self) -> bool:
-        """Whether every rank is there, ended by itself, and could be read in full."""
-        there = sum(0 <= rank < self.info.world_size for rank in self.ranks)
-        return there >= self.info.world_size and all(rank.complete for rank in self.ranks.values())
+        """Whether every rank is present, ended by itself, and could be read in full."""
+        present = sum(0 <= rank < self.info.world_size for rank in self.ranks)
+        return present >= self.info.world_size and all(rank.complete for rank in self.ranks.values())
 
     @cached_property
     def steps(self) -> list[int]:
         """The steps recorded by any rank, in order."""
-        return sorted({step for rank in self.ranks.values() for step in rank.account.steps})
+        return sorted({step for rank in self.ranks.values() for step in rank.summary.steps})
 
     def values(self, rank: int, row: int) -> npt.NDArray[Any] | None:
         """The values of a row of `ranks[rank].tensors` as they were stored; None when they were not kept."""
@@ -271,11 +274,11 @@ class RunData:
         if key.rank not in self.ranks:
             raise RunError(f"{self.path} has no rank {key.rank}; it has {', '.join(map(str, self.ranks)) or 'none'}.")
         rank = self.ranks[key.rank]
-        row = find(rank, key, str(self.path))
+        row = find_row(rank, key, str(self.path))
         raw = rank.values(row)
         if raw is None:
             raise RunError(f"{self.path} has statistics but no values of {describe(key)}. Record with keep='tensors'.")
-        return known_to_numpy(raw, rank.tensors["dtype"][row])
+        return to_numpy_dtype(raw, rank.tensors["dtype"][row])
 
     def table(self) -> RunTable:
         """Tensors and their calls of all ranks as one table, for pandas, Polars, DuckDB and pyarrow.
@@ -299,27 +302,27 @@ class RunData:
         return f"<Run {self.path}: {', '.join(facts)}>"
 
 
-def open_circles(calls: Table) -> list[str]:
-    """Remove parents that form a circle, as only a damaged file has, so that a walk outwards ends."""
+def break_cycles(calls: Table) -> list[str]:
+    """Remove parents that form a cycle, as only a damaged file has, so that a walk outwards ends."""
     seq, parent = calls.numbers("seq"), calls.numbers("parent")
     if not np.any(parent >= seq):  # a call that is around another began before it
         return []
     order = np.argsort(seq, kind="stable")
-    place = np.minimum(np.searchsorted(seq, parent, sorter=order), len(seq) - 1)
-    outer = np.where((parent >= 0) & (seq[order[place]] == parent), order[place], -1)
+    index = np.minimum(np.searchsorted(seq, parent, sorter=order), len(seq) - 1)
+    outer = np.where((parent >= 0) & (seq[order[index]] == parent), order[index], -1)
     for _ in range(len(seq).bit_length()):  # each time twice as far out
         outer = np.where(outer >= 0, outer[outer], -1)
-    endless = outer >= 0
-    if not endless.any():
+    cyclic = outer >= 0
+    if not cyclic.any():
         return []
-    parent[endless] = -1
-    calls.valid("parent")[endless] = False
+    parent[cyclic] = -1
+    calls.valid("parent")[cyclic] = False
     return [
-        f"{counted(int(endless.sum()), 'call')} would lie inside of each other, so what is around them is not known."
+        f"{counted(int(cyclic.sum()), 'call')} would lie inside of each other, so what is around them is not known."
     ]
 
 
-def known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+def to_numpy_dtype(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """The values as they were stored, in a dtype that numpy knows: bfloat16 and 8-bit floats are widened exactly."""
     kind = dtypes.find(dtype)
     if kind.kind == "complex" and kind.storage.kind != "c":  # halves: there is no complex32 in numpy
@@ -342,7 +345,7 @@ def describe(key: Key) -> str:
     return f"{key.role} {key.path} of {key.site} ({key.phase} call {key.call}, step {key.step}, micro {key.micro})"
 
 
-def find(rank: RankRun, key: Key, where: str) -> int:
+def find_row(rank: RankRun, key: Key, where: str) -> int:
     """The row of `key` in the tensors of `rank`.
 
     Activation checkpointing makes the same call twice; the first run of it is meant.
@@ -360,26 +363,26 @@ def find(rank: RankRun, key: Key, where: str) -> int:
 def _narrow(
     column: Column, rows: npt.NDArray[Any], at: npt.NDArray[Any], key: Key, field: str, where: str
 ) -> npt.NDArray[Any]:
-    """Keep the rows whose `column`, looked up `at` their places, has the key's value."""
+    """Keep the rows whose `column`, read at the indices `at`, has the key's value."""
     wanted = getattr(key, field)
     cells = column.codes[at] if isinstance(column, DictionaryColumn) else column[at]
     kept: npt.NDArray[Any] = rows[cells == (column.code(wanted) if isinstance(column, DictionaryColumn) else wanted)]
     if len(kept):
         return kept
     present = np.unique(cells).tolist()
-    found = [column.values[code] for code in present] if isinstance(column, DictionaryColumn) else present
-    raise RunError(f"{where} has no {describe(key)}: {_instead(field, wanted, found)}")
+    values = [column.values[code] for code in present] if isinstance(column, DictionaryColumn) else present
+    raise RunError(f"{where} has no {describe(key)}: {_alternatives(field, wanted, values)}")
 
 
-def _instead(field: str, wanted: Any, found: list[Any]) -> str:
-    """What is recorded instead of a value that is not there."""
-    if not found:
+def _alternatives(field: str, wanted: Any, recorded: list[Any]) -> str:
+    """The values that were recorded in place of a missing one."""
+    if not recorded:
         return "no tensors were recorded."
     if isinstance(wanted, str):
-        near = difflib.get_close_matches(wanted, found, SUGGESTIONS, cutoff=0.0)
+        near = difflib.get_close_matches(wanted, recorded, SUGGESTIONS, cutoff=0.0)
         return f"there is no {field} {wanted!r}. Nearest: {', '.join(map(repr, near))}."
-    if found[-1] - found[0] == len(found) - 1:
-        span = f"{found[0]}–{found[-1]}" if len(found) > 1 else f"only {found[0]}"
+    if recorded[-1] - recorded[0] == len(recorded) - 1:
+        span = f"{recorded[0]}–{recorded[-1]}" if len(recorded) > 1 else f"only {recorded[0]}"
     else:
-        span = ", ".join(map(str, found[:SUGGESTIONS])) + (" …" if len(found) > SUGGESTIONS else "")
+        span = ", ".join(map(str, recorded[:SUGGESTIONS])) + (" …" if len(recorded) > SUGGESTIONS else "")
     return f"there is no {field} {wanted}; recorded: {span}."

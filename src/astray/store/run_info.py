@@ -19,14 +19,14 @@ import msgspec
 from astray.errors import RunError
 from astray.records import MissedTensor
 from astray.safe_text import check_depth
-from astray.store import safe_paths as enclosure
+from astray.store import safe_paths
 
 FORMAT = 4
 """The format version this astray writes. docs/reference/format.md has the history."""
 
 
 class Flight(msgspec.Struct, kw_only=True):
-    """Says that the run is a flight recording: held in memory, then written by the first rank that had a reason to."""
+    """Marks a flight recording: held in memory, then written when something triggered it on some rank."""
 
     why: str
     rank: int
@@ -36,7 +36,7 @@ class Flight(msgspec.Struct, kw_only=True):
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """What ran, where, and with which settings. `RunInfo.here()` fills in what the process knows of itself."""
+    """What ran, where, and with which settings. `RunInfo.of_process()` fills in what the process knows of itself."""
 
     format: int = FORMAT
     astray: str  # version that wrote the run
@@ -59,15 +59,15 @@ class RunInfo(msgspec.Struct, kw_only=True):
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
     def words(self, setting: str) -> list[str]:
-        """The words of a setting that is one or a list of them, such as `keep`. A run may hold anything there."""
-        said = self.settings.get(setting)
-        return [word for word in (said if isinstance(said, list) else [said]) if isinstance(word, str)]
+        """The words of a setting that is one or a list of them, such as `keep`. A run may hold any JSON there."""
+        value = self.settings.get(setting)
+        return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
     @classmethod
-    def here(cls, **known: Any) -> RunInfo:
+    def of_process(cls, **known: Any) -> RunInfo:
         """Describe this process; `known` adds or replaces fields.
 
-        >>> RunInfo.here(framework="torch", seed=0).command[0].endswith(".py")
+        >>> RunInfo.of_process(framework="torch", seed=0).command[0].endswith(".py")
         True
         """
         import importlib.metadata
@@ -114,7 +114,7 @@ def now() -> str:
 
 
 def plain(text: str) -> str:
-    """The text with `?` for what UTF-8 cannot hold, such as the odd bytes of a file name."""
+    """The text with `?` for what UTF-8 cannot hold, such as stray bytes in a file name."""
     return text.encode(errors="replace").decode()
 
 
@@ -125,11 +125,11 @@ MOST_JSON = 64 << 20
 def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Document:
     """Decode a JSON file that lies in `home`, or say in a sentence what is wrong with it."""
     try:
-        content = enclosure.content(path, home, MOST_JSON)
+        content = safe_paths.read_file(path, home, MOST_JSON)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        check_depth(content.decode(errors="replace"))  # settings may hold anything, and are walked and written out
+        check_depth(content.decode(errors="replace"))  # settings may be any JSON, and are walked and written out
     except ValueError as error:
         raise RunError(f"{path} does not hold what it should: {error}.") from None
     try:
@@ -143,7 +143,7 @@ def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Doc
 
 
 def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) -> None:
-    """Write a JSON file so that it is either there in full or not at all.
+    """Write a JSON file atomically: it exists in full or not at all.
 
     `writer` names this process in the draft's name, where processes of other machines may write the same file.
     """

@@ -1,7 +1,8 @@
-"""Keeps a reader inside the folder it was given, and a writer's file names within what a file system takes.
+"""Keeps a reader inside the folder it was given, and a writer's file names within the limits of file systems.
 
 A run may come from another machine: a name in it may lead out of its folder, or to a link, a pipe or a file larger than
-memory. Readers of runs and dumps list and open files here; writers that name files after calls ask `file_name`.
+memory. Readers of runs and dumps list and open files with this module; writers that name files after calls use
+`file_name`.
 """
 
 from __future__ import annotations
@@ -15,58 +16,58 @@ from typing import BinaryIO
 from astray.errors import RunError
 
 MOST_BYTES = 4 << 30
-"""A text file beyond this is not a dump's: reading it would take the machine's memory."""
+"""No text file of a dump is larger: reading it would take the machine's memory."""
 
 MOST_NAME_BYTES = 240
-"""File systems take names of 255 bytes, and a file has a longer name while it is a draft."""
+"""File systems allow names of 255 bytes, and a file has a longer name while it is a draft."""
 
 _FORBIDDEN = re.compile("[/\0\ud800-\udfff]")
 """What the name of a file cannot hold: separators, nulls, and lone surrogates, which are not text."""
 
-_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def inside(folder: Path, name: str) -> Path:
     """The file of this name in a folder. Raises RunError where the name, or a link, leads out of it."""
     path = folder / name
     try:
-        home, place = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a name with a null in it
+        home, target = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, a name with a null in it
         raise RunError(f"{name!r} in {folder} cannot be followed: {error}.") from None
-    if Path(name).is_absolute() or not place.is_relative_to(home):
+    if Path(name).is_absolute() or not target.is_relative_to(home):
         raise RunError(f"{name!r} leads out of {folder}, and is not read. Copy the file into the folder if it belongs.")
     return path
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name, without links that lead out of it."""
+    """The entries of a folder, sorted by name, without links that lead out of it."""
     try:
-        with os.scandir(folder) as there:
-            names = sorted(entry.name for entry in there)
+        with os.scandir(folder) as listed:
+            names = sorted(entry.name for entry in listed)
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}.") from None
     plain = plain_files(folder)
-    found = [folder / name for name in names]
-    return [path for path in found if path.name in plain or not path.is_symlink() or _stays(folder, path)]
+    paths = [folder / name for name in names]
+    return [path for path in paths if path.name in plain or not path.is_symlink() or _stays_inside(folder, path)]
 
 
 def plain_files(folder: Path) -> set[str]:
     """The names of the files in a folder that are not links; empty where there is no such folder."""
     try:
-        with os.scandir(folder) as found:
-            return {entry.name for entry in found if entry.is_file(follow_symlinks=False)}
+        with os.scandir(folder) as listed:
+            return {entry.name for entry in listed if entry.is_file(follow_symlinks=False)}
     except OSError:
         return set()
 
 
 def other_names(folder: Path, plain: set[str]) -> set[str]:
     """The names of everything else in the folder, without links that lead out of it."""
-    with os.scandir(folder) as there:
-        found = [folder / entry.name for entry in there if entry.name not in plain]
-    return {path.name for path in found if not path.is_symlink() or _stays(folder, path)}
+    with os.scandir(folder) as listed:
+        paths = [folder / entry.name for entry in listed if entry.name not in plain]
+    return {path.name for path in paths if not path.is_symlink() or _stays_inside(folder, path)}
 
 
-def opened(path: Path, home: Path | None = None) -> BinaryIO:
+def open_file(path: Path, home: Path | None = None) -> BinaryIO:
     """Open a file for reading, without waiting where it is a pipe.
 
     home: the folder that neither the file nor a link on its path may leave; by default the one the file is in.
@@ -75,7 +76,7 @@ def opened(path: Path, home: Path | None = None) -> BinaryIO:
     """
     home = path.parent if home is None else home
     inside(home, str(path.relative_to(home)))
-    file = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+    file = os.open(path, os.O_RDONLY | _NONBLOCKING)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise RunError(f"{path} is not a plain file, and is not read.")
@@ -85,24 +86,24 @@ def opened(path: Path, home: Path | None = None) -> BinaryIO:
         raise
 
 
-def content(path: Path, home: Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file, opened as by `opened`. Raises RunError where there are more than `most`."""
-    with opened(path, home) as file:
+def read_file(path: Path, home: Path | None = None, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file, opened by `open_file`. Raises RunError where there are more than `most`."""
+    with open_file(path, home) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise RunError(f"{path} has {size:,} bytes, more than the {most:,} that are read of such a file.")
         return file.read(size)  # no more, for it may grow while it is read; asking for `most` would take that memory
 
 
-def text(path: Path) -> bytes:
+def read_text_file(path: Path) -> bytes:
     """The bytes of a text file of a dump."""
     try:
-        return content(path)
+        return read_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _stays(folder: Path, path: Path) -> bool:
+def _stays_inside(folder: Path, path: Path) -> bool:
     try:
         inside(folder, path.name)
     except RunError:

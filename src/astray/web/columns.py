@@ -20,7 +20,7 @@ from astray.graph import graph_of
 from astray.headroom.dtype_limits import limits
 from astray.headroom.risk import near_limit
 from astray.store import DictionaryColumn, RankRun, RunData
-from astray.store.statistics_checks import FARTHEST
+from astray.store.validation import MOST_COUNTED
 from astray.web.wire import Column
 
 Ints = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ def _epochs(run: RunData, steps: Ints) -> dict[str, Column]:
 def _is_epoch(value: object) -> bool:
     """Whether it is the triple that a dump's reader writes for an epoch; the file of a run may hold anything."""
     numbers = value if isinstance(value, list) and len(value) == 3 else [None]
-    return all(type(number) is int and abs(number) <= FARTHEST for number in numbers)
+    return all(type(number) is int and abs(number) <= MOST_COUNTED for number in numbers)
 
 
 def _sequence(run: RunData, ranks: Ints, calls: Ints) -> Ints:

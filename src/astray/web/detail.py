@@ -21,7 +21,7 @@ from astray.errors import RunError
 from astray.formatting import figures
 from astray.graph import graph_of
 from astray.records import Frame, Statistics
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.web.elements import Elements
 from astray.web.overview import frame_of
 from astray.web.pair_values import ValueCharts, compare_values, describe_values
@@ -166,7 +166,7 @@ def _arguments(tensor: TensorRef) -> Any:
     if text is None:
         return None
     try:
-        return _truncated(read_plain(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+        return _truncated(parse_json(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     except ValueError:
         return text
 

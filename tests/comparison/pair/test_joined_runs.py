@@ -383,7 +383,7 @@ def test_bfloat16_is_rounded_to_the_nearest_even():
 def written(path, cuts, off: float = 1.0) -> str:
     """A run of two ranks on the disk; rank 1 is off in its second micro step."""
     for rank in (0, 1):
-        with RunWriter(path, rank, info=RunInfo.here(world_size=2)) as writer:
+        with RunWriter(path, rank, info=RunInfo.of_process(world_size=2)) as writer:
             for micro, part in enumerate(np.split(BATCH, cuts)):
                 writer.call(Call(micro, 0, micro, "module", "fc", "Linear", 0, "forward"))
                 array = np.ascontiguousarray(part * np.float32(off if rank and micro == 1 else 1))

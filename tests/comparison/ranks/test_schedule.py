@@ -38,7 +38,7 @@ def write(path: Path, *, off: float = 1.0, ranks: int = 3, keep: str = "tensors"
     """A run of a few layers. Each rank has names and shapes of its own; `odd` is a layer more, before the last."""
     for rank in range(ranks):
         random = np.random.default_rng(rank)
-        with RunWriter(path, rank, info=RunInfo.here(world_size=ranks)) as writer:
+        with RunWriter(path, rank, info=RunInfo.of_process(world_size=ranks)) as writer:
             seq = 0
             for step in range(STEPS):
                 sites = ["stem", f"rank{rank}.fc", *([odd] if odd else []), "head", "head"]

@@ -53,7 +53,7 @@ def write(
     **info: Any,  # type: ignore[assignment]
 ) -> Path:
     """A run of one site, called once a step with these arguments."""
-    with RunWriter(path, info=RunInfo.here(**info)) as writer:
+    with RunWriter(path, info=RunInfo.of_process(**info)) as writer:
         for row in setup:
             writer.setup(row)
         for step, text in enumerate(args):
@@ -119,7 +119,7 @@ def test_steps_are_counted_as_the_reference_does(tmp_path: Path) -> None:
 def test_a_rank_by_itself_and_all_of_them(tmp_path: Path) -> None:
     for name, numbers in (("a", (1, 1)), ("b", (2, 2)), ("c", (1, 2))):
         for rank, number in enumerate(numbers):
-            with RunWriter(tmp_path / name, rank, info=RunInfo.here(world_size=2)) as writer:
+            with RunWriter(tmp_path / name, rank, info=RunInfo.of_process(world_size=2)) as writer:
                 writer.setup(Setup(0, "torch", "", {"threads": number}))
                 writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
     (found,) = setup_differences(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
@@ -130,7 +130,7 @@ def test_a_rank_by_itself_and_all_of_them(tmp_path: Path) -> None:
 
 def test_an_older_run_tells_what_its_tables_and_its_description_do(tmp_path: Path) -> None:
     def older(path: Path, dtype: str, lr: float, **info: Any) -> Path:
-        with RunWriter(path, info=RunInfo.here(framework="torch", **info)) as writer:
+        with RunWriter(path, info=RunInfo.of_process(framework="torch", **info)) as writer:
             writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward", args='{"args":["<tensor>"]}'))
             writer.tensor(Tensor(0, "parameter", "weight", dtype, (2,), (1,), "cpu", True, fingerprint=1))
             groups = f'{{"param_groups":[{{"lr":{lr}}}]}}'
@@ -150,7 +150,7 @@ def test_an_older_run_tells_what_its_tables_and_its_description_do(tmp_path: Pat
 
 def test_of_an_older_run_only_that_is_compared_with_a_newer_one(tmp_path: Path) -> None:
     def write_one(path: Path, *rows: Setup) -> Path:
-        with RunWriter(path, info=RunInfo.here()) as writer:
+        with RunWriter(path, info=RunInfo.of_process()) as writer:
             for row in rows:
                 writer.setup(row)
             writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))

@@ -22,7 +22,7 @@ import astray
 from astray.errors import RunError, RunExists
 from astray.foreign import hooktools
 from astray.foreign.hooktools import translator
-from astray.foreign.hooktools.files import FileSeries, Label, Numbering, nest, place_of, role_of
+from astray.foreign.hooktools.files import FileSeries, Label, Numbering, nest, path_in_file, role_of
 from astray.foreign.live_writer import live_writer
 from astray.recorder import Recorder
 from astray.store import End, RankRun, RunData, RunInfo, Table, open_run
@@ -183,7 +183,7 @@ def test_pieces_make_the_same_files_as_the_whole(both: tuple[Path, Path], tmp_pa
             writing.take(step, RankRun(0, Part(whole, calls, tensors)))
             writing.sync()
         writing.take(step, RankRun(0, Part(whole, slice(told, len(seqs)), slice(0, 0))))
-        writing.step_over(step)
+        writing.end_step(step)
     writing.close(End(complete=True))
     mine, expected = contents(tmp_path), contents(both[0])
     assert list(mine) == list(expected)
@@ -319,10 +319,10 @@ def test_places_and_roles_are_each_others_inverse(phase: str) -> None:
     else:
         rows += [("parameter", "weight"), ("state", "running_mean")]
     for role, path in rows:
-        place = place_of(phase, role, path)
+        place = path_in_file(phase, role, path)
         assert place is not None
         assert role_of(phase, ".".join(filter(None, place))) == (role, path)
-    assert place_of(phase, "gradient", "grad") is None
+    assert path_in_file(phase, "gradient", "grad") is None
     assert role_of(phase, "else.0") is None
 
 

@@ -281,15 +281,15 @@ def test_only_inputs_or_outputs(tmp_path: Path) -> None:
         ({"tracer_name": "../out"}, "it becomes the name of a folder, and cannot lead into another."),
         ({"verbose": "very"}, "verbose is 'very'; it should be true or false."),
         ({"dump_pt_hook_options": {"hook_specifiy_modules": {"regular_expression": ["("]}}},
-         "dump_pt_hook_options.hook_specifiy_modules.regular_expression is ['(']; '(' is no regular expression"),
+         "dump_pt_hook_options.hook_specifiy_modules.regular_expression is ['(']; '(' is not a regular expression"),
         ({"dump_pt_hook_options": {"hook_specifiy_modules": {"ends_with": "x"}}},
          "There is no key dump_pt_hook_options.hook_specifiy_modules.ends_with. Did you mean 'starts_with'?"),
         ({"dump_pt_hook_options": {"hook_specifiy_modules": {}, "hook_specify_modules": {}}}, "are the same key"),
         ({"hacker_options": 3}, "hacker_options. is 3. It should have keys with values."),
         ({"hacker_non_nn_modules": True, "hacker_options": {"supported_apis": {"f": ["torch.nn.functional.sofmax"]}}},
-         "'torch.nn.functional.sofmax', which is no function of torch. Did you mean 'torch.nn.functional.softmax'?"),
+         "'torch.nn.functional.sofmax', which is not a function of torch. Did you mean 'torch.nn.functional.softmax'?"),
         ({"hacker_non_nn_modules": True, "hacker_options": {"supported_apis": {"f": ["os.system"]}}},
-         "'os.system', which is no function of torch."),
+         "'os.system', which is not a function of torch."),
     ],
 )  # fmt: skip
 def test_a_wrong_key_or_value_is_a_sentence(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:

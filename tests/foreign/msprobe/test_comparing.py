@@ -315,9 +315,9 @@ def test_what_the_program_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layer_mapping": "x"}, "layer_mapping='x' is not there. Give data_mapping"),
-        ({"api_mapping": True}, "api_mapping=True is not there."),
-        ({"fuzy_match": True}, "fuzy_match=True is no option of compare."),
+        ({"layer_mapping": "x"}, "layer_mapping='x' is not supported. Give data_mapping"),
+        ({"api_mapping": True}, "api_mapping=True is not supported."),
+        ({"fuzy_match": True}, "fuzy_match=True is not an option of compare."),
     ],
 )
 def test_options_that_are_not_there(options: dict[str, Any], said: str, tmp_path: Path) -> None:

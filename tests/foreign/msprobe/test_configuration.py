@@ -94,10 +94,13 @@ def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"tsak": "tensor"}, "tsak='tensor' is no key. Did you mean 'task'?"),
+        ({"tsak": "tensor"}, "tsak='tensor' is not a key. Did you mean 'task'?"),
         ({"task": "statistic"}, "task is 'statistic'. It is one of statistics, tensor, .*. Did you mean 'statistics'?"),
         ({"task": ["tensor"]}, r"task is \['tensor'\]. It is one of"),
-        ({"task": "nan_check"}, "task is 'nan_check', which is not there. .* 'overflow_check' looks at the results"),
+        (
+            {"task": "nan_check"},
+            "task is 'nan_check', which is not supported. .* 'overflow_check' looks at",
+        ),
         ({"task": "free_benchmark"}, "Use astray.experiment.elsewhere"),
         ({"level": "L3"}, "level is 'L3'. It is one of L0, L1, mix, debug."),
         ({"level": "L2"}, r"kernels of an NPU. .* astray.record\(level='op'\)"),
@@ -112,7 +115,7 @@ def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:
         ({"load": {"path": "x"}}, "load is {'path': 'x'}, which is not possible here: putting recorded inputs"),
         ({"statistics": []}, None),
         ({"statistics": ["relu"]}, r"statistics is \['relu'\]. It is an object"),
-        ({"statistics": {"lists": []}}, r"statistics: lists=\[\] is no key. Did you mean 'list'?"),
+        ({"statistics": {"lists": []}}, r"statistics: lists=\[\] is not a key. Did you mean 'list'?"),
         ({"statistics": {"list": "relu"}}, r"list is 'relu'. It is a list of names, or of parts of names"),
         ({"statistics": {"data_mode": ["in"]}}, "data_mode has 'in'. It holds all, input, output, forward, backward."),
         ({"statistics": {"data_mode": ["all", "input"]}}, "'all' is already everything"),
@@ -125,11 +128,11 @@ def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:
         ({"statistics": {"scope": ["a"]}}, "scope is \\['a'\\]. It is two names"),
         (
             {"statistics": {"scope": ["Module.a.A.forward.0"] * 2}},
-            "no name of level L1. They look like Functional.linear",
+            "not a name of level L1. They look like Functional.linear",
         ),
         (
             {"level": "L0", "statistics": {"scope": ["Torch.add.0.forward"] * 2}},
-            "no name of level L0. .* Module.fc.Linear",
+            "not a name of level L0. .* Module.fc.Linear",
         ),
         ({"level": "debug", "statistics": {"scope": ["Torch.add.0.forward"] * 2}}, "scope is given at level 'debug'"),
         ({"task": "structure", "level": "L1"}, "task is 'structure' at level 'L1', where there are no modules."),

@@ -244,9 +244,9 @@ def test_what_is_no_dump_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "debug.json").write_text('{"level": 3}')  # of anything
     assert not recognises(tmp_path)
     (tmp_path / "debug.json").unlink()
-    with pytest.raises(RunError, match=r"is no dump of msprobe: it has no step0/rank0 with a dump\.json in it\."):
+    with pytest.raises(RunError, match=r"is not a dump of msprobe: it has no step0/rank0 with a dump\.json in it\."):
         open_dump(tmp_path)
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         astray.open(tmp_path)
 
 

@@ -637,10 +637,10 @@ def test_seed_all() -> None:
         drawn.append([torch.rand(3).tolist(), random.random(), float(numpy.random.rand())])
     assert drawn[0] == drawn[1]
     for given, said in (
-        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"seed": -1}, "seed=-1 is not a seed"),
         ({"mode": 1}, "mode=1 is not possible. It is True or False."),
         ({"rm_dropout": "yes"}, "rm_dropout='yes' is not possible"),
-        ({"is_enhanced": True}, "is_enhanced=True is not there"),
+        ({"is_enhanced": True}, "is_enhanced=True is not supported"),
     ):
         with pytest.raises(UsageError, match=said):
             seed_all(**given)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def test_files_of_ours_are_known_again(tmp_path: Path, monkeypatch: pytest.Monke
         array = np.full((2, 2), number, np.float32)
         array_files.write_torch_file(tmp_path / f"{number}.pt", array_files.TorchTensor(array, "float32"))
     assert read_tensor(str(tmp_path / "0.pt")).tolist() == [[0, 0], [0, 0]]
-    monkeypatch.setattr(files, "_with_care", None)  # which is not needed any more
+    monkeypatch.setattr(files, "_read_checked", None)  # which is not needed any more
     assert [read_tensor(str(tmp_path / f"{number}.pt")).tolist()[0][0] for number in (1, 2)] == [1, 2]
 
 
@@ -81,9 +81,9 @@ def test_damage_is_answered_for_in_the_words_of_care(tmp_path: Path) -> None:
         assert answer(partial(read_tensor, str(path))) == answer(partial(with_care, path)), number
 
 
-def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(AstrayError, match="no plain file"):
+    with pytest.raises(AstrayError, match="not a plain file"):
         read_tensor(str(tmp_path / "pipe.pt"))
     with pytest.raises(AstrayError):
         read_tensor(str(tmp_path / "nothing.pt"))

@@ -265,7 +265,7 @@ def test_files_are_whole_whenever_they_are_looked_at(native: RunData, tmp_path: 
             translator.take(step, _Some(rows, own))
             translator.sync()
             assert open_dump(tmp_path / "pieces").problems == []
-        translator.step_over(step)
+        translator.end_step(step)
     translator.close(End(complete=True))
     write(native, tmp_path / "whole")
     left, right = (keyed(open_dump(tmp_path / name).ranks[0]) for name in ("pieces", "whole"))

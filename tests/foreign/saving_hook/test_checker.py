@@ -225,7 +225,7 @@ def test_notes_of_an_earlier_check_do_not_stay(sides: Sides) -> None:
     ("make", "message"),
     [
         (lambda path: None, "does not exist."),
-        (lambda path: path.write_text("x"), "is no folder."),
+        (lambda path: path.write_text("x"), "is not a folder."),
         (lambda path: path.mkdir(), "has no folder of a rank, such as tensors/rank_0. Runs of other formats"),
     ],
 )

@@ -160,7 +160,7 @@ def test_what_does_not_belong_is_said(tmp_path: Path) -> None:
     (tmp_path / "tensors" / "rank_1").write_text("a file")
     run = open_dump(tmp_path)
     assert run.problems == [
-        f"{tmp_path / 'tensors'} holds what is no folder of a rank, and was not read: rank_1, rank_x.",
+        f"{tmp_path / 'tensors'} holds entries that are not folders of ranks, and were not read: rank_1, rank_x.",
         f"{home} holds files of another form, which were not read: notes.txt.",
         f"{home} holds 1 file not finished when the program ended.",
     ]
@@ -179,8 +179,8 @@ def test_damaged_files_are_said_and_the_rest_is_there(tmp_path: Path) -> None:
     assert len(run.problems) == 4
     assert "was cut" in run.problems[0]
     assert "a pickle would have to be run" in run.problems[1]
-    assert "is no array of numpy's" in run.problems[2]
-    assert "is no plain file" in run.problems[3]
+    assert "is not a numpy array" in run.problems[2]
+    assert "is not a plain file" in run.problems[3]
     assert keys(run) == [(0, 0, "a", "Linear", 2, "forward", "output", "out")]  # those before it keep their numbers
 
 
@@ -207,7 +207,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     assert list(run.ranks) == [0]
     assert [key[2] for key in keys(run)] == ["a"]
     assert run.problems == [
-        f"{dump / 'tensors'} holds what is no folder of a rank, and was not read: rank_1.",
+        f"{dump / 'tensors'} holds entries that are not folders of ranks, and were not read: rank_1.",
         f"{dump / 'grads'} leads out of {dump}, and was not read.",
         f"{dump / 'tensors' / 'rank_0'} has links that lead out of it, and are not read: {output(1, 'b')}.",
     ]
@@ -288,7 +288,7 @@ def convert(run: RunData, path: Path, overwrite: bool = False, **options: Any) -
     rows = StepBatches(run.ranks[0])
     for step in run.steps:
         translator.take(step, rows.of(step))
-        translator.step_over(step)
+        translator.end_step(step)
     translator.close(End(complete=True))
     return translator
 
@@ -360,7 +360,7 @@ def test_rows_may_come_in_pieces(
         whole = StepBatches(native.ranks[0]).of(step)
         for rows in np.array_split(np.arange(len(whole.tensors)), pieces):
             translator.take(step, _Piece(whole, rows))
-        translator.step_over(step)
+        translator.end_step(step)
     assert translator.lost == written[1].lost
     for folder in FOLDERS:
         homes = [path / folder / "rank_0" for path in (tmp_path, written[0])]

@@ -309,8 +309,8 @@ def test_damaged_lines_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert run.problems == [
         "Line 1 of a.pkl is left out: it is not JSON.",
         "Line 3 of a.pkl is left out: it is not [name, values, dtype, shape].",
-        "Line 4 of a.pkl is left out: 'a name' is no name of a tensor.",
-        "Line 5 of a.pkl is left out: its values are no plain list of numbers.",
+        "Line 4 of a.pkl is left out: 'a name' is not the name of a tensor.",
+        "Line 5 of a.pkl is left out: its values are not a plain list of numbers.",
         "Line 6 of a.pkl is left out: its shape is '[-2]'.",
     ]
 
@@ -518,7 +518,7 @@ def test_a_file_that_is_there_is_not_replaced_unasked(tmp_path: Path) -> None:
         torch_npu.translate(tmp_path / "a.pkl", 0, info, overwrite=False)
     with pytest.raises(RunError, match=r"is a folder. Give the name of a file"):
         torch_npu.translate(tmp_path, 0, info, overwrite=True, arrays=False)
-    with pytest.raises(RunError, match=r"is no folder. Give the name of a folder"):
+    with pytest.raises(RunError, match=r"is not a folder. Give the name of a folder"):
         torch_npu.translate(tmp_path / "a.pkl", 0, info, overwrite=True, arrays=True)
     assert (tmp_path / "a.pkl").read_text() == "mine"
 
@@ -578,7 +578,7 @@ def test_files_of_which_the_values_cannot_be_had(tmp_path: Path) -> None:
         "holds 6 elements, and by its name the tensor reaches to element 6. Its values are left out.",
         run.problems[2].partition("npy ")[2],
     ]
-    assert run.problems[2].partition("npy ")[2].startswith("is no array of numpy's")
+    assert run.problems[2].partition("npy ")[2].startswith("is not a numpy array")
 
 
 def test_a_tensor_that_repeats_its_memory_without_end(tmp_path: Path) -> None:
@@ -601,4 +601,4 @@ def test_an_array_without_elements_of_a_shape_that_none_has(tmp_path: Path, shap
     file.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     run = astray.open(tmp_path)
     assert run.ranks[0].values(0) is None
-    assert "is no array of numpy's" in run.problems[0]
+    assert "is not a numpy array" in run.problems[0]

@@ -1,4 +1,4 @@
-"""Trains and records until somebody kills it: `endless.py FOLDER`. Says after which steps everything is on disk."""
+"""Trains and records until it is killed: `endless.py FOLDER`. Says after which steps everything is on disk."""
 
 import os
 import sys

@@ -192,7 +192,7 @@ def fsdp_accumulating() -> Steps:
 
 @program
 def fsdp_late() -> Steps:
-    """The model is sharded only when somebody may have begun to watch it."""
+    """The model is sharded only after recording may have started."""
     torch.manual_seed(0)
     model = Net()
     setup = Setup(model)
@@ -268,7 +268,7 @@ def tensor_parallel_uneven() -> Steps:
 
 @program
 def sequence_parallel() -> Steps:
-    """Activations are DTensors between the modules, cut along the sequence."""
+    """Activations are DTensors between the modules, sharded along the sequence."""
     plan: dict[str, Any] = {}
     for number in range(2):
         plan |= {
@@ -287,7 +287,7 @@ def sequence_parallel() -> Steps:
 
 @program
 def embedding_parallel() -> Steps:
-    """An embedding cut by rows: each process knows some of the words, and their sum is still to be made."""
+    """An embedding sharded by rows: each process has some of the words, and the results are still to be summed."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 4))
     parallelize_module(model[0], mesh, RowwiseParallel(input_layouts=Replicate()))
@@ -305,7 +305,7 @@ def embedding_parallel() -> Steps:
 
 @program
 def sharded_and_parallel() -> Steps:
-    """FSDP over what tensor parallelism has left: one dimension is cut twice. For four processes."""
+    """FSDP on top of tensor parallelism: one dimension is split twice. For four processes."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     model = Net(6, 9)
     plan: dict[str, Any] = {"blocks.*.up": ColwiseParallel(use_local_output=False)}

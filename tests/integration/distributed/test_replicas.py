@@ -1,4 +1,4 @@
-"""A rank that goes its own way, found in the recording of all ranks."""
+"""A rank that diverges from its replicas is found in the recording of all ranks."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def compare(folder: Path, levels: list[str], name: str) -> None:
 
 
 def run_bare(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """What a program computes when nobody watches, what sits on its model then, and its whole tensors at each step."""
+    """The results of a program without a recorder, the hooks on its model, and its whole tensors at each step."""
     torch.manual_seed(0)
     steps = PROGRAMS[name]()
     setup: Setup = next(steps)

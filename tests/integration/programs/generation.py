@@ -21,7 +21,7 @@ def greedy_generation() -> Steps:
 
 @program
 def sampled_generation() -> Steps:
-    """Draws a random number for each word, so that one drawn by somebody else would change them all."""
+    """Draws a random number for each word, so that a number drawn by the recorder would change them all."""
     model = small_llama().eval()
     yield Setup(model)
     for _ in range(STEPS):

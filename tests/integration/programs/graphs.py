@@ -149,7 +149,7 @@ class Straight(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """Changes its input where it lies, and says so."""
+    """Changes its input in place, and marks it as dirty."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -279,7 +279,7 @@ class Giving(nn.Module):
         return Bag(y, {"halves": [y[:1], y[1:]], "count": 3, "none": None})
 
 
-class Taking(nn.Module):
+class FunctionCalls(nn.Module):
     def forward(self, bag: Bag, *, scale: float, rest: dict[str, Any]) -> Answer:
         logits = bag.logits * scale + torch.cat(rest["halves"])
         return Answer(loss=logits.square().mean(), logits=logits)
@@ -288,7 +288,7 @@ class Taking(nn.Module):
 class Structured(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.give, self.take = Giving(), Taking()
+        self.give, self.take = Giving(), FunctionCalls()
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         bag = self.give(x)

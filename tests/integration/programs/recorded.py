@@ -37,14 +37,14 @@ NAMESPACES: tuple[Any, ...] = (
 
 
 class Bare(NamedTuple):
-    """A program that nobody watched: what it computed, and what it left on its models itself."""
+    """A program that ran without a recorder: its results, and the hooks that it left on its models itself."""
 
     state: dict[str, Any]
     left: dict[str, Any]
 
 
 class Recorded(NamedTuple):
-    """A program that was recorded: where, what it computed, what remained of the recorder, and its complaints."""
+    """A program that was recorded: the run, its results, what remained of the recorder, and its warnings."""
 
     path: Path
     state: dict[str, Any]
@@ -156,7 +156,7 @@ def _global_hooks(module: ModuleType) -> dict[str, list[Any]]:
 
 
 def _on_models(setup: Setup) -> dict[str, Any]:
-    """What sits on the models and optimizers of a program, in words that are the same in another run of it."""
+    """The hooks on the models and optimizers of a program, as texts that are equal in another run of it."""
     found: dict[str, Any] = {}
     for label, model in setup.by_name.items():
         for name, module in model.named_modules(remove_duplicate=False):

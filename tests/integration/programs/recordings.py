@@ -13,7 +13,7 @@ from integration.programs.recorded import Recorded, record
 
 
 class Recordings:
-    """Recordings of programs, made when they are first asked for."""
+    """Recordings of programs, made at their first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -89,7 +89,7 @@ def forward_in_another_thread() -> Steps:
 
 @program(racy=True)
 def forwards_in_a_pool_of_threads() -> Steps:
-    """One model called by two threads at the same time: which of them comes first is nobody's to say."""
+    """One model called by two threads at the same time, in an order that is not defined."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).eval()
     with ThreadPoolExecutor(2) as pool:
         yield Setup(model)

@@ -1,4 +1,4 @@
-"""Values that a disk has changed decide no verdict; what is cut, missing or zeroed is said when a run is opened."""
+"""Values that a disk has changed decide no verdict; files that are cut, missing or zeroed are reported on opening."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from astray.store.run_info import RunInfo
 def record(path: Path, noise: float = 0.0, part: str | None = None) -> RunData:
     """Two steps of four layers; `noise` is added to what they give."""
     random = np.random.default_rng(0)
-    with RunWriter(path, info=RunInfo.here(framework="torch")) as writer:
+    with RunWriter(path, info=RunInfo.of_process(framework="torch")) as writer:
         for seq in range(8):
             writer.call(Call(seq, seq // 4, 0, "module", f"h.{seq % 4}", "Linear", 0, "forward"))
             array = random.normal(size=(16, 16)).astype(np.float32)
@@ -40,7 +40,7 @@ def flip(run: RunData, row: int, bit: int = 6, byte: int = 43) -> None:
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
-def test_a_flipped_bit_is_no_divergence(tmp_path: Path, side: str) -> None:
+def test_a_flipped_bit_is_not_a_divergence(tmp_path: Path, side: str) -> None:
     runs = {"reference": record(tmp_path / "good"), "candidate": record(tmp_path / "other", noise=1e-7)}
     flip(runs[side], 2)
     diff = astray.compare(tmp_path / "good", tmp_path / "other")
@@ -48,13 +48,13 @@ def test_a_flipped_bit_is_no_divergence(tmp_path: Path, side: str) -> None:
     assert diff.pairs["source"][2] == "statistics"
     assert "the kept values could not be read" in diff.pairs["reason"][2]
     assert diff.pairs["source"][3] == "values"
-    told = [problem for problem in diff.problems if "do not have the fingerprint" in problem]
-    assert len(told) == 1
-    assert f"In the {side}" in told[0]
-    assert "1 tensor, first output out of h.2" in told[0]
+    problems = [problem for problem in diff.problems if "do not have the fingerprint" in problem]
+    assert len(problems) == 1
+    assert f"In the {side}" in problems[0]
+    assert "1 tensor, first output out of h.2" in problems[0]
 
 
-def test_several_are_told_once(tmp_path: Path) -> None:
+def test_several_are_reported_once(tmp_path: Path) -> None:
     run = record(tmp_path / "good")
     record(tmp_path / "other", noise=1e-7)
     flip(run, 1)
@@ -64,7 +64,7 @@ def test_several_are_told_once(tmp_path: Path) -> None:
     assert not diff.reference.complete
 
 
-def test_whoever_asks_for_them_is_told(tmp_path: Path) -> None:
+def test_reading_them_raises(tmp_path: Path) -> None:
     run = record(tmp_path / "good")
     flip(run, 5)
     run = open_run(run.path)
@@ -84,7 +84,7 @@ def test_values_of_a_slice_must_lie_within_the_statistics(tmp_path: Path) -> Non
         run.ranks[0].verified(3)
 
 
-def test_files_that_are_cut_missing_or_zeroed_are_told_on_opening(tmp_path: Path) -> None:
+def test_files_that_are_cut_missing_or_zeroed_are_reported_on_opening(tmp_path: Path) -> None:
     run = record(tmp_path / "good")
     file = run.path / "rank0" / "values-00000.safetensors"
     assert run.problems == []
@@ -117,7 +117,7 @@ def test_stopping_puts_everything_onto_the_disk(tmp_path: Path, monkeypatch: pyt
     assert synced[synced.index(".end") :] == [".end", "rank0", "good"]
 
 
-def test_a_disk_that_fails_then_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_then_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(file: int) -> None:
         if Path(f"/proc/self/fd/{file}").readlink().name == "tensors.arrows":
             raise OSError(5, "Input/output error")

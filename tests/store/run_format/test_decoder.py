@@ -1,4 +1,4 @@
-"""Rows to a file and back; and the file in the eyes of pyarrow."""
+"""Rows to a file and back, and the file as pyarrow reads it."""
 
 from __future__ import annotations
 
@@ -241,18 +241,18 @@ def test_buffers_whose_sizes_count_their_padding(tmp_path: Path) -> None:
     with (tmp_path / "calls").open("rb") as file:
         found = list(IpcStream(file.fileno()).batches())
     for batch in found:
-        at = data.index(batch.places.tobytes())
-        places = batch.places.copy()
-        places[:-1, 1] = np.where(places[:-1, 1] > 0, np.diff(places[:, 0]), 0)
-        assert (places != batch.places).any()
-        data[at : at + places.nbytes] = places.tobytes()
+        at = data.index(batch.extents.tobytes())
+        extents = batch.extents.copy()
+        extents[:-1, 1] = np.where(extents[:-1, 1] > 0, np.diff(extents[:, 0]), 0)
+        assert (extents != batch.extents).any()
+        data[at : at + extents.nbytes] = extents.tobytes()
     (tmp_path / "calls").write_bytes(data)
     read = read_table(tmp_path / "calls", CALLS)
     assert read.problem is None
     assert calls_of(read.table) == calls_of(expected)
 
 
-def test_compressed_batches_are_told(tmp_path: Path) -> None:
+def test_compressed_batches_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
     batch = pyarrow.ipc.open_stream(tmp_path / "calls").read_all().combine_chunks().to_batches()[0]
     rewritten(tmp_path / "small", [batch], compression="zstd")
@@ -264,12 +264,12 @@ def test_sizes_beyond_all_numbers(tmp_path: Path) -> None:
     write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
     data = bytearray((tmp_path / "calls").read_bytes())
     with (tmp_path / "calls").open("rb") as file:
-        places = next(IpcStream(file.fileno()).batches()).places
-    at = data.index(places.tobytes())
-    for number in (1, 5, len(places) - 1):
-        damaged = places.copy()
+        extents = next(IpcStream(file.fileno()).batches()).extents
+    at = data.index(extents.tobytes())
+    for number in (1, 5, len(extents) - 1):
+        damaged = extents.copy()
         damaged[number, 1] = 2**63 - 1  # which, added to where it begins, is less than nothing
-        data[at : at + places.nbytes] = damaged.tobytes()
+        data[at : at + extents.nbytes] = damaged.tobytes()
         (tmp_path / "calls").write_bytes(data)
         found = read_table(tmp_path / "calls", CALLS)
         assert len(found.table) == 0

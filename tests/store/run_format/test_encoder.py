@@ -1,4 +1,4 @@
-"""Batches of rows whose measurements come by ticket, and files that are the same whichever code made them."""
+"""Batches of rows whose measurements come by ticket, and files that native code and Python write alike."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counter:
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
         self.lost = lost
 
-    def settle(self) -> None: ...
+    def start_fetch(self) -> None: ...
     def finish(self) -> None: ...
 
     def due(self, tickets: npt.NDArray[np.int64]) -> int:

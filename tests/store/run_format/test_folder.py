@@ -1,4 +1,4 @@
-"""Who may record where."""
+"""Into which folders a rank may record, and what is removed from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_files() -> list[str]:
     return sorted(str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
 
 
-def test_a_run_is_not_overwritten_unless_asked(tmp_path: Path, info: RunInfo) -> None:
+def test_a_run_is_not_overwritten_by_default(tmp_path: Path, info: RunInfo) -> None:
     record(tmp_path / "a", info, steps=12)
     with pytest.raises(RunExists) as caught:
         record(tmp_path / "a", info)
@@ -53,7 +53,7 @@ def test_an_empty_folder_and_folders_above_are_fine(tmp_path: Path, info: RunInf
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_run_is_never_touched(tmp_path: Path, info: RunInfo, overwrite: bool) -> None:
+def test_other_folders_are_never_touched(tmp_path: Path, info: RunInfo, overwrite: bool) -> None:
     for name in ("thesis.tex", "data.csv", "b", "c", "d"):
         (tmp_path / name).write_text("precious")
     with pytest.raises(RunError, match=r"is not empty and holds no run \(b, c, d, data\.csv and 1 more\)"):
@@ -106,7 +106,7 @@ def test_a_rank_does_not_join_a_smaller_run(tmp_path: Path, info: RunInfo) -> No
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path, info: RunInfo, overwrite: bool) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_in_a_sentence(tmp_path: Path, info: RunInfo, overwrite: bool) -> None:
     (tmp_path / "file").write_text("mine")
     place = tmp_path / "file" / "run"
     with pytest.raises(RunError) as caught:
@@ -123,7 +123,7 @@ def test_nowhere_is_a_raw_error(info: RunInfo, place: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mkdir", "open", "iterdir"])
-def test_a_folder_that_cannot_be_written_is_told(
+def test_a_folder_that_cannot_be_written_is_reported(
     tmp_path: Path, info: RunInfo, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def refuse(self: Path, *args: object, **options: object) -> None:
@@ -135,7 +135,9 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 
 @pytest.mark.parametrize("name", ["calls.arrows", "tensors.arrows", "stacks.jsonl"])
-def test_files_that_cannot_be_opened_are_told_and_the_others_closed(tmp_path: Path, info: RunInfo, name: str) -> None:
+def test_files_that_cannot_be_opened_are_reported_and_the_others_closed(
+    tmp_path: Path, info: RunInfo, name: str
+) -> None:
     (tmp_path / "rank0" / name).mkdir(parents=True)  # in the way
     before = open_files()
     with pytest.raises(RunError, match=rf"cannot be recorded into: .*{name}"):

@@ -1,4 +1,4 @@
-"""A run from somewhere else: links, pipes, devices and nonsense in the place of its files are problems, and no more."""
+"""A run from another machine: links, pipes, devices and garbage in place of its files are reported as problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that wait to be written: the native ones and the Python that stands in for them, bit for bit."""
+"""Rows that wait to be written: the native ones and their Python counterpart, bit for bit."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_cell_whose_reading_appends_a_row_of_its_own() -> None:
     assert np.frombuffer(rows.encode(1, 0, 2, LIMIT)[1][1], np.int64).tolist() == [1, 2]
 
 
-def test_objects_are_held_and_let_go() -> None:
+def test_objects_are_held_and_released() -> None:
     rows, one = Native((("object", True), ("string", True))), object()
     held = sys.getrefcount(one)
     for _ in range(100):

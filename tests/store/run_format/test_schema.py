@@ -1,4 +1,4 @@
-"""docs/reference/format.md says what the code does."""
+"""docs/reference/format.md describes the columns of the code."""
 
 from __future__ import annotations
 

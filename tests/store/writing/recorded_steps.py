@@ -29,7 +29,7 @@ def record_step(writer: BackgroundWriter, step: int, *, values: bool = False, st
 
 
 class Tickets:
-    """Measurements that come late: what is behind a ticket is its number of NaNs. They are due once sent for."""
+    """Deferred measurements: a ticket's number is its count of NaNs. They are due once `start_fetch` was called."""
 
     def __init__(self) -> None:
         self.sent = self.given = 0
@@ -43,7 +43,7 @@ class Tickets:
         self.given += 1
         return self.given
 
-    def settle(self, own_thread: bool = False) -> None:
+    def start_fetch(self, own_thread: bool = False) -> None:
         self.sent = self.sent if self.stuck else self.given
 
     def finish(self) -> None:
@@ -53,9 +53,9 @@ class Tickets:
         return int(np.count_nonzero(tickets <= self.sent))
 
     def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
-        here = np.ones(len(tickets), np.bool_)
+        available = np.ones(len(tickets), np.bool_)
         counts = np.zeros((4, len(tickets)), np.int64)
         counts[Statistics._fields.index("nan") - 6] = counts[Statistics._fields.index("count") - 6] = tickets
         first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
         found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
-        return RedeemedTickets(found, here, here)
+        return RedeemedTickets(found, available, available)

@@ -1,4 +1,4 @@
-"""The flight recorder: what it holds and lets go, what it writes when it is told, and from where it may be told."""
+"""The flight recorder: what it holds and evicts, what `dump` writes, and from where it may be called."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_dump_is_the_end_of_an_ordinary_run(tmp_path: Path, info: RunInfo) -> 
     assert msgspec.structs.replace(run.info, flight=None) == info
 
 
-def test_it_goes_on_after_a_dump_and_can_be_told_again(tmp_path: Path, info: RunInfo) -> None:
+def test_it_goes_on_after_a_dump_and_can_dump_again(tmp_path: Path, info: RunInfo) -> None:
     with flying(info, remember=2) as flight:
         for step in range(3):
             record_step(flight, step, values=True)
@@ -139,7 +139,7 @@ def test_steps_without_rows_push_nothing_out(tmp_path: Path, info: RunInfo) -> N
                 record_step(flight, step)
             else:
                 flight.step_done()
-        assert flight.watch.wait_until_seen(11, 60)
+        assert flight.listener.wait_until_shown(11, 60)
         flight.dump(tmp_path / "run", "why not")
     run = open_run(tmp_path / "run")
     assert run.steps == [5, 10]
@@ -174,7 +174,7 @@ def test_a_step_larger_than_the_limit_says_what_is_gone(tmp_path: Path, info: Ru
             flight.call(call(seq, step=0))
             flight.flush()  # each is a piece of its own
         flight.step_done()
-        assert flight.watch.wait_until_seen(0, 60)
+        assert flight.listener.wait_until_shown(0, 60)
         dump = flight.dump(tmp_path / "run", "too large")
     run = open_run(tmp_path / "run")
     assert run.ranks[0].calls["seq"].tolist() == [3]
@@ -219,13 +219,13 @@ def test_the_listener_is_given_each_step(info: RunInfo) -> None:
         seen.append((rows.step, (rows.numbers("nan") + rows.numbers("inf")).tolist(), threading.current_thread().name))
 
     with flying(info, on_step=look) as flight:
-        assert not flight.watch.has_seen(0)
+        assert not flight.listener.was_shown(0)
         for step in range(3):
             record_step(flight, step, statistics=bad if step == 1 else GOOD)
-            assert flight.watch.wait_until_seen(step, 60)
-            assert flight.watch.has_seen(step)
-        assert not flight.watch.wait_until_seen(3, 0.01)
-    assert not flight.watch.wait_until_seen(3)  # it will never be
+            assert flight.listener.wait_until_shown(step, 60)
+            assert flight.listener.was_shown(step)
+        assert not flight.listener.wait_until_shown(3, 0.01)
+    assert not flight.listener.wait_until_shown(3)  # it will never be
     name = "astray-writer-rank0"
     assert seen == [(0, [0, 0, 0], name), (1, [3, 3, 3], name), (2, [0, 0, 0], name)]
 
@@ -255,7 +255,7 @@ def test_a_listener_that_fails_is_noted(tmp_path: Path, info: RunInfo) -> None:
     with flying(info, on_step=look) as flight:
         record_step(flight, 0)
         record_step(flight, 1)
-        assert flight.watch.wait_until_seen(1, 60)
+        assert flight.listener.wait_until_shown(1, 60)
         dump = flight.dump(tmp_path / "run", "all the same")
     assert dump.end is not None
     assert dump.end.missed == [
@@ -270,7 +270,7 @@ def test_a_recorder_that_remembers_nothing_still_shows_each_step(tmp_path: Path,
     with flying(info, remember=0, on_step=lambda rows: seen.append(len(rows.numbers("nan")))) as flight:
         record_step(flight, 0)
         record_step(flight, 1)
-        assert flight.watch.wait_until_seen(1, 60)
+        assert flight.listener.wait_until_shown(1, 60)
         assert flight.nbytes == 0
         dump = flight.dump(tmp_path / "run", "nothing")
     assert seen == [3, 3]
@@ -278,7 +278,7 @@ def test_a_recorder_that_remembers_nothing_still_shows_each_step(tmp_path: Path,
     assert (dump.end.tensors, dump.end.missed) == (0, [])
 
 
-def test_what_is_left_at_the_end_is_looked_at(info: RunInfo, call: MakeCall) -> None:
+def test_what_is_left_at_the_end_is_shown(info: RunInfo, call: MakeCall) -> None:
     seen: list[tuple[int, bool]] = []
     with flying(info, on_step=lambda rows: seen.append((rows.step, rows.whole))) as flight:
         record_step(flight, 0)
@@ -289,37 +289,37 @@ def test_what_is_left_at_the_end_is_looked_at(info: RunInfo, call: MakeCall) -> 
 def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
     info: RunInfo, tensor: MakeTensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astray.store.writing.step_boundaries.STEP_SECONDS", 3600.0)
+    monkeypatch.setattr("astray.store.writing.record_queue.STEP_SECONDS", 3600.0)
     late, seen = Tickets(), []
-    with flying(info, late=late, on_step=lambda rows: seen.append(rows.step)) as flight:
+    with flying(info, deferred=late, on_step=lambda rows: seen.append(rows.step)) as flight:
         for step in range(2):
             flight.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
             flight.step_done()
-            assert not flight.watch.wait_until_seen(step, 0.05)
-            assert flight.watch.wait_until_seen(step - 1, 60)
-        flight.flush()  # somebody asks for it
+            assert not flight.listener.wait_until_shown(step, 0.05)
+            assert flight.listener.wait_until_shown(step - 1, 60)
+        flight.flush()  # a flush forces it
         assert seen == [0, 1]
 
 
 def test_a_step_measured_by_a_device_does_not_rest_for_long(info: RunInfo, tensor: MakeTensor) -> None:
     late = Tickets()
-    with flying(info, late=late, on_step=lambda rows: None) as flight:
+    with flying(info, deferred=late, on_step=lambda rows: None) as flight:
         flight.tensor_row(tuple(tensor(0, statistics=late.ticket(), fingerprint=None)))
         flight.step_done()
-        assert flight.watch.wait_until_seen(0, 60)
+        assert flight.listener.wait_until_shown(0, 60)
 
 
 @pytest.mark.usefixtures("rows_kept")
 def test_late_measurements_are_there_for_the_listener(tmp_path: Path, info: RunInfo, tensor: MakeTensor) -> None:
     late = Tickets()
     seen: list[list[int]] = []
-    with flying(info, late=late, on_step=lambda rows: seen.append(rows.numbers("nan").tolist())) as flight:
+    with flying(info, deferred=late, on_step=lambda rows: seen.append(rows.numbers("nan").tolist())) as flight:
         for step in range(3):
             for seq in (2 * step, 2 * step + 1):
                 flight.tensor_row(tuple(tensor(seq, statistics=late.ticket(), fingerprint=None)))
             flight.tensor(tensor(2 * step))
             flight.step_done()
-        assert flight.watch.wait_until_seen(2, 60)
+        assert flight.listener.wait_until_shown(2, 60)
         assert seen == [[1, 2, 0], [3, 4, 0], [5, 6, 0]]
         flight.tensor_row(tuple(tensor(6, statistics=late.ticket(), fingerprint=None)))
         assert flight.dump(tmp_path / "run", "late").failure is None
@@ -358,8 +358,8 @@ class Device:
     def _piece(self, data: memoryview) -> BytePiece:
         return BytePiece(data, lambda: self.calls.append("ready"), lambda: self.calls.append("release"))
 
-    def finish(self, told: Callable[[], None]) -> None:
-        told()
+    def finish(self, on_piece: Callable[[], None]) -> None:
+        on_piece()
 
     def release(self) -> None:
         self.calls.append("done")
@@ -463,7 +463,7 @@ def test_a_dump_is_possible_after_the_end(tmp_path: Path, info: RunInfo) -> None
     record_step(flight, 0)
     with pytest.raises(ValueError, match="NaN"), flight:
         raise ValueError("loss is NaN")
-    record_step(flight, 1)  # nobody takes it any more
+    record_step(flight, 1)  # nothing takes it any more
     assert flight.dump(tmp_path / "run", "an exception").failure is None
     run = open_run(tmp_path / "run")
     assert (run.steps, run.complete) == ([0], True)
@@ -493,7 +493,7 @@ def test_a_thread_that_a_signal_has_interrupted_may_hold_any_lock(
     with flying(info) as flight:
         record_step(flight, 0, values=True)
         flight.call(call(3, step=1))
-        with flight._lock, flight._cuts._cutting, flight._backlog._room:  # where the handler of a signal may find us
+        with flight._lock, flight._segments._cutting, flight._queue._room:  # where the handler of a signal may find us
             dump = flight.dump(tmp_path / "a", "SIGTERM")
         later = flight.dump(tmp_path / "b", "after the handler")
     assert dump.failure is None
@@ -539,7 +539,7 @@ def test_values_are_written_where_no_thread_can_be_started(
         ("SIGTERM", "SIGTERM", None),
     ],
 )
-def test_from_where_it_may_be_told(
+def test_from_where_it_may_be_called(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]], way: str, why: str, problem: str | None
 ) -> None:
     with program("flight.py", tmp_path / "run", way) as process:
@@ -588,7 +588,7 @@ def test_killed_while_it_writes(tmp_path: Path, program: Callable[..., subproces
 
 
 def test_ranks_write_one_run_in_any_order(tmp_path: Path) -> None:
-    info = RunInfo.here(world_size=2)
+    info = RunInfo.of_process(world_size=2)
     one, zero = (FlightRecorder("unused", rank, info=info) for rank in (1, 0))
     for flight in (one, zero):
         record_step(flight, 0)
@@ -606,7 +606,7 @@ def test_ranks_write_one_run_in_any_order(tmp_path: Path) -> None:
 
 
 def test_ranks_write_one_run_at_the_same_moment(tmp_path: Path) -> None:
-    info = RunInfo.here(world_size=8)
+    info = RunInfo.of_process(world_size=8)
     flights = [FlightRecorder("unused", rank, info=info) for rank in range(8)]
     for flight in flights:
         record_step(flight, 0)

@@ -1,4 +1,4 @@
-"""kill -9, twenty times: what was acknowledged is there and right, whatever else is there is right too."""
+"""kill -9, twenty times: what was acknowledged is in the files, and everything in them is right."""
 
 from __future__ import annotations
 

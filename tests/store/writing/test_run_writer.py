@@ -1,4 +1,4 @@
-"""The writer from the program's side: what it promises to a program that goes on, waits, forks, fails or ends."""
+"""The writer from the program's side: its guarantees to a program that goes on, waits, forks, fails or ends."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_rows_are_bounded_too(tmp_path: Path, info: RunInfo, call: MakeCall, mon
     with RunWriter(tmp_path, info=info) as writer:
         for seq in range(20_000):
             writer.call(call(seq))
-            assert len(writer._backlog.calls) <= 256
+            assert len(writer._queue.calls) <= 256
     assert open_run(tmp_path).ranks[0].calls["seq"].tolist() == list(range(20_000))
 
 

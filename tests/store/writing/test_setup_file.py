@@ -1,4 +1,4 @@
-"""setup.jsonl: what a program was set to, on disk. Nothing acknowledged is lost, and a damaged file is a sentence."""
+"""setup.jsonl, the settings of a program: nothing acknowledged is lost, and damage is reported in a sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [
 
 
 def write(path: Path, rows: list[Setup] = ROWS) -> Path:
-    with RunWriter(path, info=RunInfo.here()) as writer:
+    with RunWriter(path, info=RunInfo.of_process()) as writer:
         for row in rows:
             writer.setup(row)
         writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
@@ -39,7 +39,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert run.ranks[0].end.setup == 2
 
 
-def test_a_run_of_before_there_was_such_a_file_has_none_and_that_is_no_problem(tmp_path: Path) -> None:
+def test_a_run_older_than_this_file_has_none_and_that_is_not_a_problem(tmp_path: Path) -> None:
     run = open_run(write(tmp_path / "a", []))
     assert not (tmp_path / "a" / "rank0" / "setup.jsonl").exists()
     assert run.ranks[0].setup == []
@@ -50,7 +50,7 @@ def test_a_run_in_its_place_does_not_keep_the_older_file(tmp_path: Path) -> None
     write(tmp_path / "a")
     with pytest.raises(RunExists):
         write(tmp_path / "a")
-    with RunWriter(tmp_path / "a", info=RunInfo.here(), overwrite=True) as writer:
+    with RunWriter(tmp_path / "a", info=RunInfo.of_process(), overwrite=True) as writer:
         writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
     assert open_run(tmp_path / "a").ranks[0].setup == []
 
@@ -136,7 +136,7 @@ def test_a_flight_recording_has_what_was_set_before_the_steps_that_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight, "MOST_SETUP", 8)
-    recorder = FlightRecorder(tmp_path / "no", info=RunInfo.here(), remember=2)
+    recorder = FlightRecorder(tmp_path / "no", info=RunInfo.of_process(), remember=2)
     recorder.setup(Setup(0, "module", "fc", {"class": "Linear", "eps": 1e-6}))
     for step in range(20):
         recorder.setup(Setup(step, "optimizer", "SGD/param_groups.0", {"lr": 20 - step}))

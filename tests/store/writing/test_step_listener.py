@@ -1,4 +1,4 @@
-"""A writer that somebody watches: each step is shown before it is written, and the run is the same."""
+"""A writer with a listener: each step is shown before it is written, and the run is the same."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_the_listener_is_given_each_step_and_the_run_is_the_same(tmp_path: Path,
         with RunWriter(tmp_path / name, info=info, on_step=listener) as writer:
             for step in range(3):
                 record_step(writer, step, values=values, statistics=GOOD._replace(nan=step))
-                if writer.watch is not None:
-                    assert writer.watch.wait_until_seen(step, 60)
-            assert (writer.watch is not None) == (listener is not None)
+                if writer.listener is not None:
+                    assert writer.listener.wait_until_shown(step, 60)
+            assert (writer.listener is not None) == (listener is not None)
     assert seen == [(0, True, [0, 0, 0]), (1, True, [1, 1, 1]), (2, True, [2, 2, 2])]
     watched, bare = (open_run(tmp_path / name) for name in ("watched", "bare"))
     assert as_lists(watched.ranks[0].calls) == as_lists(bare.ranks[0].calls)
@@ -61,7 +61,7 @@ def test_what_is_shown_is_on_disk_after_a_flush(tmp_path: Path, info: RunInfo) -
             record_step(writer, step, values=True)
             assert writer.flush()
             rank = open_run(tmp_path / "run").ranks[0]
-            assert rank.account.steps == list(range(step + 1))
+            assert rank.summary.steps == list(range(step + 1))
             assert len(rank.tensors) == 3 * (step + 1)
 
 
@@ -84,13 +84,13 @@ def test_late_measurements_are_there_for_the_listener_and_in_the_run(
     late = Tickets()
     seen: list[list[int]] = []
     look: Callable[[BufferedStep], None] = lambda rows: seen.append(rows.numbers("nan").tolist())  # noqa: E731
-    with RunWriter(tmp_path / "run", info=info, late=late, on_step=look) as writer:
-        assert writer.watch is not None
+    with RunWriter(tmp_path / "run", info=info, deferred=late, on_step=look) as writer:
+        assert writer.listener is not None
         for step in range(2):
             writer.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
             writer.tensor(tensor(step))
             writer.step_done()
-        assert writer.watch.wait_until_seen(1, 60)
+        assert writer.listener.wait_until_shown(1, 60)
         assert seen == [[1, 0], [2, 0]]
         late.stuck = True  # a graph is being captured: a flush must not wait for that
         writer.tensor_row(tuple(tensor(2, statistics=late.ticket(), fingerprint=None)))

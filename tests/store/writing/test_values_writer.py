@@ -1,4 +1,4 @@
-"""How bytes get to the disk: by several threads, in both ways, from any memory, and what happens when they do not."""
+"""Writing bytes: by several threads, buffered and direct, from any memory; and failures of the disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from astray.store.deferred import PAGE, BytePiece
+from astray.store.deferred import PAGE, BytePiece, TensorBytes
 from astray.store.run_format import disk_io as disk
-from astray.store.run_format.disk_io import DiskFile, WriteRequest, WriterThreads
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
+from astray.store.run_format.disk_io import DiskFile, WriteJob, WriterThreads
+from astray.store.run_format.shard_file import TensorBytesReader, shard_name
 from astray.store.writing import values_writer
 from astray.store.writing.buffer_pool import BufferPool
 from astray.store.writing.values_writer import ValuesWriter, WriteModeChooser
@@ -25,7 +25,7 @@ from astray.store.writing.values_writer import ValuesWriter, WriteModeChooser
 class Owner:
     """The listener of write requests."""
 
-    def finish(self, job: WriteRequest) -> None: ...
+    def finish(self, job: WriteJob) -> None: ...
 
 
 def pages(size: int, seed: int = 0, shift: int = 0) -> memoryview:
@@ -41,13 +41,13 @@ def written(path: Path, buffers: list[memoryview], offset: int, direct: bool) ->
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     os.ftruncate(descriptor, offset + size + 3 * PAGE)
     file = DiskFile(descriptor, path)
-    job = WriteRequest(file, offset, direct, Owner())
+    job = WriteJob(file, offset, direct, Owner())
     for buffer in buffers:
         job.add(values_of(buffer), BytePiece(buffer), job.end)
-    hands = WriterThreads(1)
-    hands.give(job)
-    assert hands.done.get() is job
-    hands.close()
+    pool = WriterThreads(1)
+    pool.submit(job)
+    assert pool.done.get() is job
+    pool.close()
     file.close()
     assert job.error is None
     data = path.read_bytes()
@@ -69,19 +69,17 @@ def test_buffered_bytes_of_one_file_come_from_one_thread_at_a_time(tmp_path: Pat
         reached.set()
         go_on.wait()
 
-    hands, data = WriterThreads(3), memoryview(bytes(PAGE))
-    jobs = [
-        WriteRequest(file, offset, False, Owner()) for file, offset in ((files[0], 0), (files[0], PAGE), (files[1], 0))
-    ]
+    pool, data = WriterThreads(3), memoryview(bytes(PAGE))
+    jobs = [WriteJob(file, offset, False, Owner()) for file, offset in ((files[0], 0), (files[0], PAGE), (files[1], 0))]
     for job, ready in zip(jobs, (wait, lambda: begun.append("second"), lambda: begun.append("other")), strict=True):
         job.add(values_of(data), BytePiece(data, ready), job.end)
-        hands.give(job)
+        pool.submit(job)
     reached.wait()
-    assert hands.done.get(timeout=60) is jobs[2]  # of the other file, though it came last
+    assert pool.done.get(timeout=60) is jobs[2]  # of the other file, though it came last
     assert begun == ["other"]
     go_on.set()
-    assert [hands.done.get(timeout=60) for _ in range(2)] == jobs[:2]
-    hands.close()
+    assert [pool.done.get(timeout=60) for _ in range(2)] == jobs[:2]
+    pool.close()
     for file in files:
         file.close()
     assert [(tmp_path / name).stat().st_size for name in "ab"] == [2 * PAGE, PAGE]
@@ -132,8 +130,8 @@ def is_direct(file: int) -> bool:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the disk were far behind: direct writes, and several files at once."""
-    monkeypatch.setattr(WriteModeChooser, "FIRST", 0)
-    monkeypatch.setattr(values_writer, "LANE_BYTES", 0)
+    monkeypatch.setattr(WriteModeChooser, "INITIAL_BYTES", 0)
+    monkeypatch.setattr(values_writer, "SHARD_QUEUE_BYTES", 0)
     monkeypatch.setattr(values_writer, "BATCH_BYTES", 1 << 20)
 
 
@@ -142,7 +140,7 @@ def check(folder: Path, group: list[TensorBytes], expected: list[bytes]) -> None
     reader = TensorBytesReader(folder)
     for values, data in zip(group, expected, strict=True):
         assert values.blob is not None
-        assert values.settled
+        assert values.resolved
         assert values.data is None
         assert bytes(reader.read(values.blob)) == data
         with safe_open(folder / shard_name(values.blob.file), "np") as file:
@@ -157,7 +155,7 @@ def test_several_shards_are_filled_at_once(tmp_path: Path) -> None:
     group = [values_of(memoryview(each), str(seq)) for seq, each in enumerate(data)]
     writer.write(group[:20])
     writer.write(group[20:])
-    writer.settle()
+    writer.drain()
     check(tmp_path, group, data)  # before they are cut, and after
     writer.close()
     check(tmp_path, group, data)
@@ -182,14 +180,14 @@ def test_large_tensors_begin_on_a_page(tmp_path: Path) -> None:
     assert offsets == [0, 4096, 69_632, 73_728, 73_728 + 65_600]
 
 
-def test_the_memory_of_what_is_written_is_told(tmp_path: Path) -> None:
+def test_the_memory_of_written_values_is_reported(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     free: list[int] = []
     woken = threading.Event()
     writer.connect(woken.set, free.append, print)
     writer.write([values_of(pages(100)), values_of(pages(200))])
     assert woken.wait(10)
-    writer.settle()
+    writer.drain()
     assert free == [300]
     writer.close()
 
@@ -211,7 +209,7 @@ class Late:
         if self._failure:
             raise RuntimeError(self._failure)
 
-    def finish(self, told: Callable[[], None]) -> None: ...
+    def finish(self, on_piece: Callable[[], None]) -> None: ...
 
     def release(self) -> None:
         self.released += 1
@@ -229,10 +227,10 @@ def test_pieces_are_waited_for_and_given_back(tmp_path: Path) -> None:
     group = [values_of(pages(7)), TensorBytes(source, "late", "uint8", (source.nbytes,)), values_of(pages(9), "y")]
     expected = [bytes(pages(7)), b"".join(data), bytes(pages(9))]
     writer.write(group)
-    assert writer.is_growing
-    while writer.is_growing:
+    assert writer.has_partial
+    while writer.has_partial:
         writer.collect()
-    writer.settle()
+    writer.drain()
     writer.close()
     check(tmp_path, group, expected)
     assert sorted(calls) == ["ready"] * 3 + ["release"] * 3
@@ -253,11 +251,11 @@ def test_bytes_that_never_come_leave_a_hole_and_a_reason(tmp_path: Path, way: st
     lost = TensorBytes(source, "lost", "uint8", (PAGE,))
     before, after = values_of(pages(100), "before"), values_of(pages(70_000, 1), "after")
     writer.write([before, lost, after])
-    while writer.is_growing:
+    while writer.has_partial:
         writer.collect()
-    writer.settle()
+    writer.drain()
     writer.close()
-    assert lost.settled
+    assert lost.resolved
     assert lost.blob is None
     assert reasons == ["RuntimeError: the device is gone"]
     assert released == [1]
@@ -269,11 +267,11 @@ def test_bytes_that_never_come_leave_a_hole_and_a_reason(tmp_path: Path, way: st
 
 def write_and_wait(writer: ValuesWriter, group: list[TensorBytes]) -> None:
     writer.write(group)
-    writer.settle()
+    writer.drain()
 
 
 @pytest.mark.usefixtures("ahead")
-def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
+def test_what_a_full_disk_did_not_take_is_resolved_without_a_blob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ValuesWriter(tmp_path, threads=2)
@@ -281,7 +279,7 @@ def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
     writer.connect(lambda: None, free.append, print)
     first = values_of(pages(1 << 20), "first")
     writer.write([first])
-    writer.settle()
+    writer.drain()
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -292,22 +290,22 @@ def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
         write_and_wait(writer, group)
     writer.abandon()
     monkeypatch.undo()
-    assert [(values.settled, values.blob) for values in group] == [(True, None)] * 6
+    assert [(values.resolved, values.blob) for values in group] == [(True, None)] * 6
     assert sum(free) == 7 << 20
     writer.close()
     check(tmp_path, [first], [bytes(pages(1 << 20))])
 
 
-def test_pace_goes_the_faster_way_and_looks_again() -> None:
-    pace = WriteModeChooser()
+def test_the_faster_mode_is_chosen_and_both_are_measured_again() -> None:
+    mode = WriteModeChooser()
     speed = {False: 1.0, True: 3.0}
     ways = []
     for step in range(4000):
         if step == 2000:
             speed = {False: 1.0, True: 0.5}
-        way = pace.choose(1 << 24)
+        way = mode.choose(1 << 24)
         ways.append(way)
-        pace.took(way, 1 << 24, 1 / speed[way])
+        mode.record(way, 1 << 24, 1 / speed[way])
     assert not any(ways[:2])
     assert all(ways[2:120])
     assert sum(ways[2:2000]) > 0.98 * 1998
@@ -315,10 +313,10 @@ def test_pace_goes_the_faster_way_and_looks_again() -> None:
     assert any(ways[2100:])  # it is tried once in a while
 
 
-def test_pace_never_goes_a_way_that_is_not_there() -> None:
-    pace = WriteModeChooser()
-    pace.refuse()
-    assert not any(pace.choose(1 << 26) for _ in range(100))
+def test_a_mode_that_is_not_available_is_never_chosen() -> None:
+    mode = WriteModeChooser()
+    mode.disable_direct()
+    assert not any(mode.choose(1 << 26) for _ in range(100))
 
 
 def test_rooms_are_used_again_and_bounded() -> None:

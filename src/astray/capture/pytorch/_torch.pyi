@@ -1,4 +1,4 @@
-# Built by native/build.py, whose `load` gives it; not found by an import of its name before that.
+# Built by native/build.py and loaded by its `load`; before that it cannot be imported by name.
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -8,16 +8,16 @@ from astray.records import Kind, Phase, Role
 from astray.store import BackgroundWriter
 
 class Site:
-    """A place in the program where calls happen; see native/sites.h."""
+    """Where in the program calls happen: a module, function or op; see native/sites.h."""
 
     name: str
     type: str
     root: str
     kind: Kind
     module: str
-    judge: RecordingSelection | None
+    decided_by: RecordingSelection | None
     wanted: bool
-    inside: dict[Any, Site]
+    inner_sites: dict[Any, Site]
     def __init__(self, name: str, type: str, root: str, kind: Kind = ..., module: str | None = None) -> None: ...
 
 class OpenCall:
@@ -35,8 +35,8 @@ class OpenCall:
     seq: int
     number: int
     recorded: bool
-    adapter: Any
-    inside: bool | None
+    input_edges: Any
+    runs_inner: bool | None
 
 class StackWalk:
     def __init__(
@@ -56,13 +56,13 @@ class Calls:
     latest_micro: int
     recording: bool
     listening: bool
-    is_here: bool
+    in_own_process: bool
     paused: bool
     reads_call_gradients: bool
     _writer: BackgroundWriter
     _micro: dict[str, int]
-    _passing: dict[str, int]
-    _called: set[str]
+    _backward_micro: dict[str, int]
+    _called_modules: set[str]
     _selection: RecordingSelection
     _scope: Scope | None
     _phases: frozenset[str]
@@ -91,16 +91,16 @@ class Calls:
     def enclosing(self) -> OpenCall | None: ...
     def _next_seq(self) -> int: ...
     def _open_calls(self) -> list[OpenCall]: ...
-    def _observe_by(self, taker: Any, /) -> None: ...
+    def _set_observer(self, observer: Any, /) -> None: ...
 
-class Origins:
-    """From autograd nodes back to the module calls that made them."""
+class NodeOrigins:
+    """Finds the module call that made an autograd node."""
 
     wanted: bool
     def clear(self) -> None: ...
 
-class WatchedPlace:
-    """How one module is watched, whether or not its hooks are on. What its hooks do is None where it is what all do."""
+class WatchedModule:
+    """How one module is watched, whether or not its hooks are in place. `before` and `after` are None by default."""
 
     before: Callable[..., None] | None
     after: Callable[..., None] | None
@@ -131,13 +131,14 @@ class ArrivingHook:
     def __new__(cls, accumulated: AccumulatedHook, parameter: Any, /) -> ArrivingHook: ...
     def run(self, gradient: Any, /) -> None: ...
 
-class Taker:
-    """Observes the plain tensors of one recording. See `astray.capture.tensor_reader.NativeObserver` and
-    `TorchReader.taker`.
+class TensorObserver:
+    """Observes the plain tensors of one recording. See `astray.capture.adapters.NativeObserver` and
+    `TorchReader.native_observer`.
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
-    CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one
-    launch, `measuring` is the capsule of the kernels: `first` measures memory of this process where it is None.
+    CUDA devices. `stream` says which stream of a device is current, `measure_together` measures tensors of a device by
+    one launch, `measuring` is the capsule of the kernels: `slow_measure` measures memory of this process where it is
+    None.
     """
 
     def __new__(
@@ -147,41 +148,41 @@ class Taker:
         devices: dict[Any, str],
         rings: dict[Any, Any],
         stream: Callable[[int], int] | None,
-        together: Callable[..., list[int] | None],
+        measure_together: Callable[..., list[int] | None],
         measuring: Any,
-        identity: Callable[..., Any],
+        make_identity: Callable[..., Any],
         unfilled: dict[int, Any],
         writer: Any,
         lane: Any,
         batch: int,
-        observe: Callable[..., bool | None],
-        observe_unread: Callable[..., bool | None],
-        written: Callable[..., None],
-        changed: Callable[..., None],
-        first: Callable[..., tuple[Any, ...]],
+        slow_observe: Callable[..., bool | None],
+        slow_observe_unread: Callable[..., bool | None],
+        slow_written: Callable[..., None],
+        slow_changed: Callable[..., None],
+        slow_measure: Callable[..., tuple[Any, ...]],
         /,
-    ) -> Taker: ...
+    ) -> TensorObserver: ...
     def observe(self, seq: int, role: Role, path: str, tensor: Any, /) -> bool | None: ...
     def observe_unread(self, seq: int, role: Role, path: str, tensor: Any, /) -> bool | None: ...
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None: ...
-    def catch(self, on: bool, /) -> None: ...
+    def report_nonfinite(self, on: bool, /) -> None: ...
     def written(self, tensor: Any, /) -> None: ...
     def changed(self, tensor: Any, /) -> None: ...
     def forget(self, owner: Any, /) -> None: ...
-    def of(self, owner: Any, version: int, /) -> int: ...
-    def ahead(self, owner: Any, version: int, /) -> None: ...
+    def value_number(self, owner: Any, version: int, /) -> int: ...
+    def written_ahead(self, owner: Any, version: int, /) -> None: ...
     def clear(self) -> None: ...
     def renumber(self) -> None: ...
     def next_step(self) -> None: ...
-    def counted(self) -> int: ...
+    def take_row_count(self) -> int: ...
 
-def use(
+def set_callbacks(
     add_up: Callable[..., Any],
-    apart: Callable[..., Any],
+    run_uncompiled: Callable[..., Any],
     put_on_leaf: Callable[..., Any],
     flags: dict[str, Any] | None,
     callback: Callable[[], Any] | None,
     /,
 ) -> None: ...
-def shown_as(hook: type, function: Callable[..., Any], /) -> None: ...
+def set_python_call(hook: type, function: Callable[..., Any], /) -> None: ...
 def living() -> int: ...

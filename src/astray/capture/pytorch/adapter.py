@@ -1,13 +1,12 @@
-"""The PyTorch side of a recording: versions, devices, and the hooks in and out of place.
+"""The PyTorch side of a recording: versions, devices, and putting the hooks in place and removing them.
 
-The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. Two small ones are here:
-`CudaGraphReplays`, and `SavedValues` for `rec.save`.
+The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. `SavedValues`, which records
+what a program passes to `rec.save`, is here too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,27 +21,26 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from astray.capture.adapters import TensorReader
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.catalogue import Catalogue
-from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen
+from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen_collectives
 from astray.capture.pytorch.calls.functions import FunctionMode
-from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
+from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
-from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, Origins
-from astray.capture.pytorch.model_discovery import ModelDiscovery
+from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, NodeOrigins
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
-from astray.capture.pytorch.step_detection import StepDetector
+from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.settings import Settings
-from astray.capture.structure import Flattener, Objects
-from astray.capture.tensor_reader import TensorReader
+from astray.capture.structure import Flattener, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import Spelling
 
@@ -50,8 +48,8 @@ from astray.records import Spelling
 class PyTorchAdapter:
     """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
 
-    `paced`: it finds out where steps end though models are given. `others`: it also finds modules in none of them.
-    `spelled`: it records how functions were called, and the gradients of their last nodes.
+    `detects_steps`: it finds out where steps end though models are given. `discovers`: it also finds modules in none of
+    them. `spelled`: it records how functions were called, and the gradients of their last nodes.
     """
 
     framework = "torch"
@@ -61,20 +59,20 @@ class PyTorchAdapter:
         self,
         models: Mapping[str, nn.Module] | None,
         *,
-        paced: bool = False,
-        others: bool = False,
+        detects_steps: bool = False,
+        discovers: bool = False,
         spelled: bool = False,
     ) -> None:
         self.reader: TensorReader = TorchReader()
         self._models = models
-        self._capture: ModuleCapture | None = None
+        self._modules: ModuleCapture | None = None
         self._discovery: ModelDiscovery | None = None
-        self._paced = paced
-        self._others = others
+        self._detects_steps = detects_steps
+        self._discovers = discovers
         self.spell: Callable[[FrameType], Spelling | None] | None = spelling_of if spelled else None
-        self._pace: StepDetector | None = None
-        self._perturbed: PerturbedInputs | None = None
-        self._unseen_told = False
+        self._step_detector: StepDetector | None = None
+        self._perturbation: PerturbedInputs | None = None
+        self._unseen_noted = False
 
     def versions(self) -> dict[str, str]:
         versions = {"torch": torch.__version__, "numpy": numpy.__version__}
@@ -106,37 +104,37 @@ class PyTorchAdapter:
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         self._gradients = LiveGradients()
         self._last_nodes = LastNodes(self._gradients)
-        self._origins = Origins()
-        self._places = FunctionSites(engine, self._origins)
+        self._origins = NodeOrigins()
+        self._function_sites = FunctionSites(engine, self._origins)
         self._modes = Modes()
-        self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
-        self._underway = PendingCollectives(engine)
+        self._modules = ModuleCapture(engine, self._gradients, self._modes, self._origins)
+        self._pending = PendingCollectives(engine)
         self._saved = SavedValues(engine, self._gradients)
-        self._losses = Losses(engine)
-        self._replays = CudaGraphReplays(engine)
-        self._replays.start()
+        self._loss_labels = LossLabels(engine)
+        self._graph_replays = CudaGraphReplays(engine)
+        self._graph_replays.start()
         self._engine = engine
         # Before `ModelDiscovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         everything = self._models is None
         self._optimizers = OptimizerCapture(
-            engine, self._capture.parameters, self._modes, self._capture.setup, everything=everything
+            engine, self._modules.parameters, self._modes, self._modules.setup, everything=everything
         )
         seed = engine.settings.perturb
         if (
             seed is not None
         ):  # before `ModelDiscovery` too, which records the first call of a model with what it is given
-            self._perturbed = PerturbedInputs(engine, self._capture, seed, everything=everything)
+            self._perturbation = PerturbedInputs(engine, self._modules, seed, everything=everything)
         if self._models is None:
-            self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen)
+            self._discovery = ModelDiscovery(engine, self._modules, end_step, self.update_hooks)
         else:
             for label, model in self._models.items():
-                self._capture.attach(model, label)
-            self._pace = StepDetector(engine, end_step) if self._paced else None
-            if self._others:
-                self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen, self._models)
-                self._discovery.let_program_pace()
-        self._capture.setup.start(seeded=not everything)
-        engine.on_outermost = self._capture.setup.outermost
+                self._modules.attach(model, label)
+            self._step_detector = StepDetector(engine, end_step) if self._detects_steps else None
+            if self._discovers:
+                self._discovery = ModelDiscovery(engine, self._modules, end_step, self.update_hooks, self._models)
+                self._discovery.let_program_end_steps()
+        self._modules.setup.start(seeded=not everything)
+        engine.on_outermost = self._modules.setup.outermost
         self.apply(engine.settings)
 
     def apply(self, settings: Settings) -> None:
@@ -145,38 +143,38 @@ class PyTorchAdapter:
         if "function" in settings.level:
             catalogue = Catalogue(settings.functions)
             gradients = self._gradients if self.spell is None else self._last_nodes
-            modes.append(FunctionMode(self._engine, gradients, self._places, catalogue, self._underway))
+            modes.append(FunctionMode(self._engine, gradients, self._function_sites, catalogue, self._pending))
         if "op" in settings.level:
-            modes.append(OpMode(self._engine, self._places, settings.functions))
+            modes.append(OpMode(self._engine, self._function_sites, settings.functions))
         self._origins.wanted = bool(modes)
         self._modes.use(modes)
-        self.listen()
+        self.update_hooks()
 
-    def listen(self) -> None:
-        """Puts everything in place that the engine wants to hear from now, and takes the rest away."""
-        under_way = self._discovery is None or self._discovery.has_found
-        self._modes.switch(self._engine.listening and under_way)
-        if self._capture is not None:
-            self._capture.listen(self._engine.listening)
+    def update_hooks(self) -> None:
+        """Puts the hooks and modes in place that the engine needs from now on, and removes the others."""
+        has_begun = self._discovery is None or self._discovery.has_found
+        self._modes.switch(self._engine.listening and has_begun)
+        if self._modules is not None:
+            self._modules.set_listening(self._engine.listening)
 
     def next_step(self) -> None:
         """Ends the step: gradients that are still being summed are written as they are."""
         self._gradients.finish()
         self._last_nodes.finish()
-        self._underway.look()
+        self._pending.poll()
         self._note_unseen()
         self._origins.clear()
-        if self._perturbed is not None:
-            self._perturbed.next_step()
-        if self._capture is not None:
-            self._capture.next_step()
+        if self._perturbation is not None:
+            self._perturbation.next_step()
+        if self._modules is not None:
+            self._modules.next_step()
 
     def _note_unseen(self) -> None:
         """Says once, when there are several processes, which collectives torch makes without calling a mode."""
-        if self._unseen_told or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
+        if self._unseen_noted or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
             return
-        self._unseen_told = True
-        for name in unseen():
+        self._unseen_noted = True
+        for name in unseen_collectives():
             why = "this version of torch makes them without telling a mode"
             self._engine.missed(f"calls of torch.distributed.{name}", why)
 
@@ -184,63 +182,37 @@ class PyTorchAdapter:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is not part of the program
             self._saved.save(name, value, gradient, frame)
 
-    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
         if self._discovery is not None:
-            self._discovery.meet(module, args, frame)
+            self._discovery.module_called(module, args, frame)
 
-    def let_program_pace(self) -> None:
+    def let_program_end_steps(self) -> None:
         """From now on the program says where steps end."""
-        for pace in (self._discovery, self._pace):
-            if pace is not None:
-                pace.let_program_pace()
+        for detector in (self._discovery, self._step_detector):
+            if detector is not None:
+                detector.let_program_end_steps()
 
     def stop(self) -> None:
-        """Takes everything off again, each part even if a signal handler raises while another is."""
+        """Removes everything, each part even if a signal handler raises while another is being removed."""
         parts: list[Callable[[], object]] = []
         if self._discovery is not None:
             parts.append(self._discovery.remove)
-        if self._pace is not None:
-            parts.append(self._pace.remove)
-        if self._perturbed is not None:
-            parts.append(self._perturbed.remove)
-        if self._capture is not None:
-            parts += [self._replays.stop, self._losses.remove, self._optimizers.remove, partial(self._modes.use, [])]
-            parts += [self._underway.finish, self._note_unseen, self._capture.detach, self._capture.setup.stop]
+        if self._step_detector is not None:
+            parts.append(self._step_detector.remove)
+        if self._perturbation is not None:
+            parts.append(self._perturbation.remove)
+        if self._modules is not None:
+            parts += [
+                self._graph_replays.stop,
+                self._loss_labels.remove,
+                self._optimizers.remove,
+                partial(self._modes.use, []),
+            ]
+            parts += [self._pending.finish, self._note_unseen, self._modules.detach, self._modules.setup.stop]
             parts += [self._gradients.finish, self._gradients.remove, self._last_nodes.remove]
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):
                 stopping.callback(part)
-
-
-class CudaGraphReplays:
-    """Counts replays of CUDA graphs as missed calls, and forgets what was measured before them, until `stop`.
-
-    A replay is not seen call by call, and writes to memory past every version counter: only what goes into it and
-    comes out of it can be recorded, by the modules around it. While the program captures a graph, nothing of ours is
-    put into it, and the rows of that time say so.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._original: Any = None
-
-    def start(self) -> None:
-        original = self._original = torch.cuda.CUDAGraph.replay
-        engine = self._engine
-
-        @functools.wraps(original)
-        def replay(graph: torch.cuda.CUDAGraph) -> None:
-            original(graph)
-            if engine.listening and engine.belongs_here():
-                engine.tensors.forget()  # its outputs hold other numbers now, at the same address and version
-                engine.missed("calls inside a CUDA graph", "a replay of it runs as a whole")
-
-        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign, assignment]
-
-    def stop(self) -> None:
-        if self._original is not None:
-            torch.cuda.CUDAGraph.replay = self._original  # type: ignore[method-assign]
-            self._original = None
 
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -249,13 +221,13 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: t
 class SavedValues:
     """Records values that a program passes to `rec.save`, nested or not, and the gradients of their tensors.
 
-    Numbers and numpy arrays are taken as tensors too, so that they are compared like everything else.
+    Numbers and numpy arrays are recorded as tensors too, so that they are compared like everything else.
     """
 
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
         self._engine = engine
         self._gradients = gradients
-        self._flat = Flattener(_has_numbers, Objects(_is_array))
+        self._flat = Flattener(_has_numbers, ObjectFlattener(_is_array))
         self._sites: dict[str, Site] = {}
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
@@ -268,7 +240,7 @@ class SavedValues:
         try:
             if not call.recorded:
                 return
-            outputs = [(path, _tensor(found)) for path, found in self._flat.result(value)]
+            outputs = [(path, _tensor(item)) for path, item in self._flat.result(value)]
             engine.begin(call, self._flat.arguments((value,), {})[1])
             for path, tensor in outputs:
                 engine.tensors.observe(call.seq, "output", path, tensor)
@@ -283,7 +255,9 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """What is taken of an object: only arrays, since its plain numbers may be anything, such as a count of its uses."""
+    """What is recorded of an object's attributes: arrays only, since its plain numbers may be anything, such as a use
+    count.
+    """
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufc"
     return isinstance(value, torch.Tensor)

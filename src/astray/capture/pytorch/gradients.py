@@ -1,12 +1,12 @@
 """Records gradients in the backward pass: of forward calls, of parameters, and of the last nodes of functions.
 
 Of a forward call, a hook at each output sees what arrives there. What the call sends to an input is its own
-contribution, not the sum over all calls that used that input: it is read from the autograd nodes that were born inside
+contribution, not the sum over all calls that used that input: it is read from the autograd nodes that were made inside
 the call and lead to the input. Most functions make one node: then one hook on it sees both. Nothing is wrapped and no
-node is added, so the graph, the order of its sums and therefore every bit of the result stay as they are.
+node is added, so the graph, the order of its sums and therefore every bit of the result stay unchanged.
 
 That part (`LiveGradients`) is C++ (`native/`), which is built when this module is first imported; the functions at the
-end are what it has done in Python. `ParameterCapture` sees the gradients of parameters; `LastNodes` those that msprobe
+end are its callbacks in Python. `ParameterCapture` records the gradients of parameters; `LastNodes` those that msprobe
 has in its files.
 """
 
@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import add_up
@@ -37,37 +37,37 @@ if TYPE_CHECKING:
         InputEdges,
         LeafHook,
         LiveGradients,
-        Origins,
+        NodeOrigins,
     )
 else:
     _torch = load()
     AccumulatedHook, ArrivingHook = _torch.AccumulatedHook, _torch.ArrivingHook
     InputEdges, LeafHook, LiveGradients = _torch.InputEdges, _torch.LeafHook, _torch.LiveGradients
-    Origins = _torch.Origins
+    NodeOrigins = _torch.NodeOrigins
 
-__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "Origins", "living"]
+__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "NodeOrigins", "living"]
 
 living = _torch.living
 
 
 Tensors = list[tuple[str, torch.Tensor]]
 
-_ENOUGH = 4096  # hooks that are remembered before the dead are looked for
+_HOOKS_BEFORE_SWEEP = 4096  # hooks that are remembered before the dead are looked for
 
 
 class LastNodes:
-    """The gradients of the last autograd node of each function call, as msprobe has them; then those of the call.
+    """Records the gradients of the last autograd node of each function call, as msprobe does; then those of the call.
 
-    `node.0.2.1` is the first of two gradients that the node sends on, of one that it got. Where a function is one node
-    these are the gradients of its arguments; else they are of something inside of it. Only recordings for msprobe's
-    files use this.
+    `node.0.2.1` is the first of two gradients that the node sends on, having received one. Where a function is one node
+    these are the gradients of its arguments; otherwise of intermediate values. Only recordings for msprobe's files use
+    this.
     """
 
     def __init__(self, live: LiveGradients) -> None:
         self._live = live
         self._hooks: list[tuple[Any, int]] = []  # a weak reference to the dict that a hook is in, and its key there
-        self._crowded = _ENOUGH
-        self._changing = threading.Lock()
+        self._sweep_above = _HOOKS_BEFORE_SWEEP
+        self._lock = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
         """Records the gradients of a call that has returned `outputs`, unless it made only leaves or set items."""
@@ -76,30 +76,30 @@ class LastNodes:
         node = outputs[0][1].grad_fn
         if node is not None and outputs[0][1].requires_grad:
             arrives = {tensor.output_nr: path for path, tensor in reversed(outputs) if tensor.grad_fn is node}
-            handle = node.register_hook(_LastNode(engine, call, arrives))
-            with self._changing:
+            handle = node.register_hook(_LastNodeHook(engine, call, arrives))
+            with self._lock:
                 self._hooks.append((handle.hooks_dict_ref, handle.id))
-            if len(self._hooks) > self._crowded:  # a program that never ends a step
+            if len(self._hooks) > self._sweep_above:  # a program that never ends a step
                 self.finish()
-                self._crowded = max(_ENOUGH, 2 * len(self._hooks))
-        self._live.watch(engine, call, edges, outputs)  # behind it: its rows come after those of the node
+                self._sweep_above = max(_HOOKS_BEFORE_SWEEP, 2 * len(self._hooks))
+        self._live.watch(engine, call, edges, outputs)  # after the node's hook: its rows come after those of the node
 
     def finish(self) -> None:
-        """Keeps only what belongs to a graph that is still there."""
-        with self._changing:
-            self._hooks = [one for one in self._hooks if one[0]() is not None]
+        """Forgets hooks whose graph is gone."""
+        with self._lock:
+            self._hooks = [hook for hook in self._hooks if hook[0]() is not None]
 
     def remove(self) -> None:
-        """Takes every hook off the graphs."""
-        with self._changing:
+        """Removes every hook from the graphs."""
+        with self._lock:
             hooks, self._hooks = self._hooks, []
         for reference, key in hooks:
-            placed = reference()
-            if placed is not None:
-                placed.pop(key, None)
+            hooks_of_node = reference()
+            if hooks_of_node is not None:
+                hooks_of_node.pop(key, None)
 
 
-class _LastNode:
+class _LastNodeHook:
     """The hook on the node."""
 
     __slots__ = ("_arrives", "_call", "_engine")
@@ -110,7 +110,7 @@ class _LastNode:
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
         engine = self._engine
-        if is_compiling() or engine.paused or not engine.is_here:
+        if is_compiling() or engine.paused or not engine.in_own_process:
             return
         try:
             with DisableTorchFunction():  # what is done here is not part of the program
@@ -136,12 +136,14 @@ class ParameterCapture:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._watched: dict[int, _WatchedParameter] = {}
-        # Those that have their hooks, by their ids: to watch one of these again does nothing. Read natively too.
+        # Parameters with hooks, by their ids: watching one of these again does nothing. Native code reads this dict
+        # too.
         self.hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._listening = True
 
     def watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
-        """Sees the gradients of a parameter from now on, unless it does already or it has no numbers yet.
+        """Watches the gradients of a parameter from now on, unless it does already or the parameter is not initialised
+        yet.
 
         `module` is the name of the one that owns it, `root` of the outermost one.
         """
@@ -149,23 +151,23 @@ class ParameterCapture:
         known = self._watched.get(key)
         if (known is not None and known.parameter() is parameter) or is_lazy(parameter):
             if known is not None and self._listening:
-                self._put(key, known)  # it may have been frozen so far
+                self._install(key, known)  # it may have been frozen so far
             return
         self._watched[key] = watched = _WatchedParameter(parameter, Site(name, "Parameter", root, "parameter", module))
         self.hooked.pop(key, None)
         if self._listening:
-            self._put(key, watched)
+            self._install(key, watched)
 
-    def _put(self, key: int, watched: _WatchedParameter) -> None:
-        if watched.put(self._engine):
+    def _install(self, key: int, watched: _WatchedParameter) -> None:
+        if watched.install(self._engine):
             self.hooked[key] = watched.parameter
 
     def forget(self, parameter: torch.Tensor | None) -> None:
-        """Takes the hooks off a parameter that has left its module."""
+        """Removes the hooks of a parameter that has left its module."""
         self.hooked.pop(id(parameter), None)
         watched = self._watched.pop(id(parameter), None)
         if watched is not None:
-            watched.take()
+            watched.remove()
 
     def site(self, parameter: torch.Tensor) -> Site | None:
         """Where the gradients of a parameter are recorded; None when it belongs to no recorded module."""
@@ -173,7 +175,7 @@ class ParameterCapture:
         return known.site if known is not None and known.parameter() is parameter else None
 
     def writes(self, parameter: torch.Tensor) -> int | None:
-        """How often its gradient was written to since the backward pass left it, −1 if it was replaced by another.
+        """How often its gradient was written to since the backward pass, −1 if it was replaced by another tensor.
 
         None where there is no gradient, or none was seen.
         """
@@ -182,19 +184,19 @@ class ParameterCapture:
             return None
         return known.accumulated.writes(gradient)
 
-    def listen(self, on: bool) -> None:
-        """Puts the hooks in place, or takes them off for steps that are not recorded."""
+    def set_listening(self, on: bool) -> None:
+        """Adds the hooks, or removes them for steps that are not recorded."""
         self._listening = on
         if on:
             for key in [key for key in self._watched if key not in self.hooked]:
-                self._put(key, self._watched[key])
+                self._install(key, self._watched[key])
             return
         self.hooked.clear()
         for watched in list(self._watched.values()):
-            watched.take()
+            watched.remove()
 
     def remove(self) -> None:
-        self.listen(False)
+        self.set_listening(False)
         self._watched.clear()
 
 
@@ -209,8 +211,8 @@ class _WatchedParameter:
         self.accumulated: AccumulatedHook | None = None
         self._handles: list[Any] = []
 
-    def put(self, engine: Engine) -> bool:
-        """Puts the hooks in place where there is something to see; says whether they are."""
+    def install(self, engine: Engine) -> bool:
+        """Adds the hooks if the parameter can get gradients. Returns whether they are in place."""
         if self._handles:
             return True
         parameter = self.parameter()
@@ -221,7 +223,7 @@ class _WatchedParameter:
         self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
         return True
 
-    def take(self) -> None:
+    def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -243,9 +245,9 @@ def _call_node_hook(work: Callable[[], None]) -> None:
 
 
 def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
-    """Puts a hook on a leaf, and returns the handle. What a call has sent here comes before what arrives here.
+    """Puts a hook on a leaf, and returns its handle. Hooks for what calls send run before hooks for what arrives.
 
-    torch calls hooks in the order they were put into their dict, which taking out and putting back changes.
+    torch calls hooks in the order of their dict, which removing and adding an entry again changes.
     """
     handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
     hooks = leaf._backward_hooks
@@ -255,18 +257,19 @@ def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
     return handle
 
 
-def _prepare() -> None:
-    """Gives the native part the functions above, and what tells whether a compiler is at work.
+def _set_callbacks() -> None:
+    """Gives the native code the functions above, and the flags that say whether a compiler is active.
 
-    Where there is none, its hooks need not go through Python. They always do where torch has other names for these.
+    Where none is, its hooks do not call Python. They always do in versions of torch that have other names for these
+    flags.
     """
     callback = getattr(dynamo, "get_eval_frame_callback", None)
     flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
-    _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
+    _torch.set_callbacks(add_up, _call_node_hook, _put_on_leaf, flags, callback)
     for hook in (LeafHook, AccumulatedHook, ArrivingHook):
-        _torch.shown_as(hook, _call_tensor_hook)
+        _torch.set_python_call(hook, _call_tensor_hook)
         setattr(hook, "__reduce__", TransparentHook.__reduce__)  # noqa: B010 - the types know of no such attribute
         setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
 
 
-_prepare()
+_set_callbacks()

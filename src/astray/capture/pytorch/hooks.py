@@ -1,17 +1,22 @@
-"""What stays in place while a recording runs: the base of our hooks, and functions of torch with something around them.
+"""The base of our hooks, and what copies and pickles of a recorded model take of them: nothing.
 
-Used by calls, gradients, setup and compiled.
+`nn.Module` gets a `__reduce_ex__` while recordings run, which is what copying and pickling ask. A class with one of its
+own, that does not call the one of `nn.Module`, takes our hooks along as ones that do nothing (`TransparentHook`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import copy
+import sys
+from collections import OrderedDict
 from typing import Any
+
+from torch import nn
 
 
 class TransparentHook:
-    """A hook that copies and pickles as one that does nothing, in words of the standard library alone.
+    """A hook that copies and pickles as one that does nothing, by names of the standard library alone.
 
     So a model that is deep-copied or saved whole while it is being recorded takes nothing of astray along.
     """
@@ -23,16 +28,60 @@ class TransparentHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class PatchedFunction:
-    """A function of torch, as an attribute of a class or a module, with another one around it until `remove`."""
+_HOOKS = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
+"""Where a module keeps its hooks by their numbers, and the tables in which torch keeps their options."""
 
-    def __init__(self, owner: Any, name: str, covering: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._owner = owner
-        self._name = name
-        self._bare = vars(owner)[name]
-        self._cover = covering(self._bare)
-        setattr(owner, name, self._cover)
+
+class HookFreeCopies:
+    """Has copies of modules made without our hooks, until `remove`."""
+
+    _active_recordings = 0
+
+    def __init__(self) -> None:
+        if not HookFreeCopies._active_recordings:
+            nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[method-assign, assignment]
+        HookFreeCopies._active_recordings += 1
+        self._is_active = True
 
     def remove(self) -> None:
-        if vars(self._owner).get(self._name) is self._cover:  # else it was patched again since; ours only passes on
-            setattr(self._owner, self._name, self._bare)
+        """Calling it twice does no harm."""
+        if not self._is_active:
+            return
+        self._is_active = False
+        HookFreeCopies._active_recordings -= 1
+        if not HookFreeCopies._active_recordings and vars(nn.Module).get("__reduce_ex__") is _reduce_ex:
+            del nn.Module.__reduce_ex__
+
+
+def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
+    reduced = super(nn.Module, self).__reduce_ex__(protocol)
+    if sys._getframe(1).f_code is copy.copy.__code__:  # a shallow copy shares its hooks with the module, ours included
+        return reduced
+    if not isinstance(reduced, tuple) or len(reduced) < 3:
+        return reduced
+    return (*reduced[:2], _without_our_hooks(reduced[2]), *reduced[3:])
+
+
+def _without_our_hooks(state: Any) -> Any:
+    """The state of a module without our hooks. The values in it are not copied."""
+    if isinstance(state, tuple) and len(state) == 2:  # of a class that has slots too
+        return (_without_our_hooks(state[0]), state[1])
+    if type(state) is not dict:
+        return state
+    cleaned = state
+    for name, options in _HOOKS.items():
+        hooks = state.get(name)
+        if not isinstance(hooks, dict):
+            continue
+        ours = {number for number, hook in hooks.items() if isinstance(hook, TransparentHook)}
+        if ours:
+            tables = [(table, state[table]) for table in (name, *options) if isinstance(state.get(table), dict)]
+            cleaned = {**cleaned, **{table: _without(entries, ours) for table, entries in tables}}
+    return cleaned
+
+
+def _without(entries: dict[int, Any], numbers: set[int]) -> dict[int, Any]:
+    return OrderedDict((number, entry) for number, entry in entries.items() if number not in numbers)

@@ -1,8 +1,8 @@
-"""What becomes of one parameter in one step of its optimizer: gradient and state in, state, update and weight out.
+"""What happens to one parameter in one step of its optimizer: gradient and state in; state, update and weight out.
 
 `optimizer_steps` makes a `ParameterUpdate` for each parameter of a step. Nothing here writes to a tensor of the
 program, makes an entry in the optimizer's state, or draws a random number; the one copy it needs, for the update, is
-dropped with it. `is_inner` and `closure_of` read torch's frame and arguments of an `optimizer.step()`.
+dropped with it. `is_nested_step` and `closure_of` read torch's frame and arguments of an `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 _FLAT = Flattener(lambda value: isinstance(value, torch.Tensor) or type(value) in _NUMBERS)
-"""Numbers count as tensors: one optimizer keeps its `step` as the one, another as the other."""
+"""Numbers count as tensors: some optimizers keep their `step` as a number, others as a tensor."""
 
-Known = dict[str, list[Any]]
-"""By the name of a parameter, what its state was when it was last seen."""
+KnownStates = dict[str, list[Any]]
+"""The state of each parameter when it was last observed, by the parameter's name."""
 
 
 class ParameterUpdate:
-    """A parameter in the middle of a step. Its call has the number `seq`."""
+    """A parameter during a step. Its call has the number `seq`."""
 
-    __slots__ = ("_before", "_engine", "_name", "_optimizer", "_seq", "_tensor", "_wanted")
+    __slots__ = ("_engine", "_name", "_optimizer", "_seq", "_tensor", "_wanted", "_weight_before")
 
     def __init__(
         self, engine: Engine, optimizer: Any, tensor: torch.Tensor, name: str, seq: int, wanted: frozenset[str]
@@ -42,7 +42,7 @@ class ParameterUpdate:
         self._name = name
         self._seq = seq
         self._wanted = wanted
-        self._before: torch.Tensor | None = None
+        self._weight_before: torch.Tensor | None = None
 
     def observe_gradient(self, *, scaled: bool) -> None:
         """The gradient as the optimizer uses it. scaled: a GradScaler may have left unscaling to the optimizer."""
@@ -50,7 +50,7 @@ class ParameterUpdate:
         if gradient is None or "gradient" not in self._wanted:
             return
         path = "grad"
-        with _aside(gradient):
+        with _without_modes(gradient):
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
                 self._engine.tensors.observe(self._seq, "input", "grad.indices", gradient.indices())
@@ -58,14 +58,16 @@ class ParameterUpdate:
             scale = getattr(self._optimizer, "grad_scale", None) if scaled else None
             if isinstance(scale, torch.Tensor):
                 gradient = gradient / scale.to(gradient.device)
-        self._engine.tensors.changed(gradient)  # reduced over ranks, perhaps, which its version does not tell
+        self._engine.tensors.changed(gradient)  # it may have been reduced over ranks, which does not change its version
         self._engine.tensors.observe(self._seq, "input", path, gradient)
 
-    def observe_entry(self, known: Known) -> None:
-        """What the step starts from besides the gradient."""
+    def observe_before(self, known: KnownStates) -> None:
+        """The values that the step starts from, besides the gradient."""
         engine, tensor = self._engine, self._tensor
         if self._wanted & {"weight", "update"}:
-            engine.tensors.changed(tensor)  # programs write to weights through `.data`, which leaves no trace
+            engine.tensors.changed(
+                tensor
+            )  # programs write to weights through `.data`, which does not change their version
             engine.tensors.observe(self._seq, "parameter", "weight", tensor)
         if "state" in self._wanted:
             state = _parts(self._optimizer.state.get(tensor))  # get: looking must not make an entry
@@ -74,53 +76,53 @@ class ParameterUpdate:
                     engine.tensors.observe(self._seq, "state", path, _as_tensor(part))
         if "update" in self._wanted:
             if tensor.is_floating_point() or tensor.is_complex():
-                with _aside(tensor):
-                    self._before = tensor.detach().clone()
+                with _without_modes(tensor):
+                    self._weight_before = tensor.detach().clone()
             else:
                 engine.missed(f"the update of {self._name}", f"it holds {tensor.dtype}")
 
-    def observe_results(self, known: Known) -> None:
+    def observe_after(self, known: KnownStates) -> None:
         """In the order in which they are computed: a wrong state makes a wrong update, and that a wrong weight."""
         engine, tensor = self._engine, self._tensor
         if "state" in self._wanted:
             state = _parts(self._optimizer.state.get(tensor))
-            _observe_results(engine, self._seq, state)
+            _observe_state(engine, self._seq, state)
             known[self._name] = self._identities(state)
-        if self._before is not None:
-            with _aside(tensor):
-                update = difference(tensor.detach(), self._before)
-            self._before = None
+        if self._weight_before is not None:
+            with _without_modes(tensor):
+                update = difference(tensor.detach(), self._weight_before)
+            self._weight_before = None
             engine.tensors.observe(self._seq, "output", "update", update)
         if "weight" in self._wanted:
             engine.tensors.changed(tensor)
             engine.tensors.observe(self._seq, "output", "weight", tensor)
 
     def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
-        """Equal as long as the state has not changed, as far as can be told without reading it."""
-        found: list[Any] = []
+        """Keys that are equal as long as the state has not changed, as far as is known without reading it."""
+        identities: list[Any] = []
         for path, part in state:
             if isinstance(part, torch.Tensor):
                 identity = self._engine.tensors.reader.identity(part)
                 part = object() if identity is None else identity.key
-            found.append((path, part))
-        return found
+            identities.append((path, part))
+        return identities
 
 
-def observe_common_state(engine: Engine, optimizer: Any, seq: int) -> None:
-    """What an optimizer keeps under names of its own, for no parameter in particular."""
-    common = {key: kept for key, kept in optimizer.state.items() if isinstance(key, str | int)}
-    _observe_results(engine, seq, _parts(common))
+def observe_shared_state(engine: Engine, optimizer: Any, seq: int) -> None:
+    """The state that an optimizer keeps under its own keys, for no particular parameter."""
+    shared = {key: kept for key, kept in optimizer.state.items() if isinstance(key, str | int)}
+    _observe_state(engine, seq, _parts(shared))
 
 
-def _observe_results(engine: Engine, seq: int, state: list[tuple[str, Any]]) -> None:
+def _observe_state(engine: Engine, seq: int, state: list[tuple[str, Any]]) -> None:
     for path, part in state:
         tensor = _as_tensor(part)
-        engine.tensors.changed(tensor)  # by `.data` it may be changed without a trace
+        engine.tensors.changed(tensor)  # a write through `.data` does not change its version
         engine.tensors.observe(seq, "output", path, tensor)
 
 
 def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """What was added, to the last bit where the two are of one size, else rounded once. Overwrites `before`.
+    """`after - before`, exact where the two are close in size, otherwise rounded once. Overwrites `before`.
 
     Weights in half precision are subtracted in float32, since their difference may need more digits than they have.
     """
@@ -133,8 +135,8 @@ def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def _parts(state: Any) -> list[tuple[str, Any]]:
     """The tensors and numbers in a nested state, with their paths: `state.exp_avg`."""
-    found, _ = _FLAT.arguments((), {"state": state})
-    return [(path.removeprefix("kwargs."), value) for path, value in found]
+    parts, _ = _FLAT.arguments((), {"state": state})
+    return [(path.removeprefix("kwargs."), value) for path, value in parts]
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
@@ -147,7 +149,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
 
-def _aside(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def _without_modes(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Turns every dispatch mode off for what is computed here: it is not part of the program."""
     if type(tensor) in _PLAIN:
         return torch._C._DisableTorchDispatch()
@@ -156,8 +158,8 @@ def _aside(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return _disable_current_modes()  # a tensor of another class computes by dispatching
 
 
-def is_inner(frame: FrameType, optimizer: Any) -> bool:
-    """Whether the step in this frame of torch's runs inside a step of the same optimizer.
+def is_nested_step(frame: FrameType, optimizer: Any) -> bool:
+    """Whether the step of torch's frame runs inside a step of the same optimizer.
 
     torch calls its step hooks from one frame at the start and the end of a step. A class of the user's own whose `step`
     calls that of its parent has them called for both, one inside the other, though it is one step.
@@ -175,6 +177,6 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What computes the gradients inside the step, if the program gave one; `args` begins with the optimizer."""
+    """The closure that computes the gradients inside the step, if there is one; `args` begins with the optimizer."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     return closure if callable(closure) else None

@@ -1,8 +1,4 @@
-"""Where the local part of a distributed tensor sits in the whole: the text of its `placement`, and its `ShardPosition`.
-
-`tensors` asks for it when it meets a DTensor. Everything is computed from what this process knows, and nothing is ever
-communicated: a recording on one rank alone must not wait for ranks that do not record.
-"""
+"""Which part of a distributed tensor this process holds: the text of its `placement`, and its `ShardPosition`."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from astray.part import period_of
 from astray.stats import ShardPosition, Strided
 
 Runs = list[tuple[int, int]]
-"""The indices that a shard holds along one dimension, in order: stretches of (first index, how many)."""
+"""The indices that a shard holds along one dimension, in order: ranges of (first index, length)."""
 
 
 class Location(NamedTuple):
     """Which part of a whole tensor this process holds.
 
-    `runs` has the indices held along each dimension; None when they cannot be told.
+    `runs` has the indices held along each dimension; None when they are not known.
     """
 
     mesh: tuple[int, ...]
@@ -47,11 +43,11 @@ class Location(NamedTuple):
                 fields["runs"] = interleaved
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
-    def place(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
-        """The local part as a box within the whole tensor; None when it is not one, or its place is not known.
+    def as_box(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
+        """The local part as a box within the whole tensor; None when it is not one, or its position is not known.
 
-        Stretches that repeat at equal distances are a box too, once their dimension is seen as two: indices 0, 1, 4
-        and 5 of 8 are columns 0 and 1 of a 2 × 4 matrix. So the memory may come back with more dimensions than it had.
+        Ranges that repeat at equal distances are a box too, if their dimension is split into two: indices 0, 1, 4 and 5
+        of 8 are columns 0 and 1 of a 2 × 4 matrix. So the returned memory may have more dimensions than the given one.
         """
         if self.runs is None:
             return None
@@ -83,17 +79,16 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_awaited(tensor: torch.Tensor) -> bool:
-    """Whether it is the result of a collective that may still be under way."""
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether it is the result of a collective that may still be running."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
 
 
-def arrived(tensor: Any) -> torch.Tensor:
-    """The plain tensor behind an awaited one, when its numbers are there.
+def waited_for(tensor: Any) -> torch.Tensor:
+    """The plain tensor behind a pending one, after waiting for its collective.
 
-    The program will wait for it too, and finds it done; it is not marked as waited for, so that the program still runs
-    every operation that it would have.
+    The tensor is not marked as waited for, so that the program still runs every operation that it would have.
     """
     with torch.no_grad():
         tensor.wait()
@@ -101,46 +96,46 @@ def arrived(tensor: Any) -> torch.Tensor:
 
 
 def wraps_others(tensor: torch.Tensor) -> bool:
-    """Whether it is of a class that has its numbers elsewhere, and no memory of its own to compute with."""
+    """Whether its class wraps other tensors, which have the numbers, and has no memory of its own."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False
     return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
 
 
 def signature(tensor: Any) -> Hashable:
-    """What besides its memory makes a DTensor what it is: one local part may belong to several of them."""
+    """What identifies a DTensor besides its local memory, which several DTensors may share."""
     return tensor.device_mesh, tuple(map(_name, tensor.placements)), tuple(tensor.shape)
 
 
-def add_up(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """The sum of two tensors, out of sight of every mode; None when that would take communication."""
-    if is_distributed(one) or is_distributed(other):
-        return _add_up_parts(one, other)
-    one, other = (arrived(term) if is_awaited(term) else term for term in (one, other))
-    if wraps_others(one) or wraps_others(other):
-        return one  # to add them is to run code of the program's, and the numbers of the sum cannot be read either
+def add_up(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
+    """The sum of two tensors, with every mode off; None when that would take communication."""
+    if is_distributed(first) or is_distributed(second):
+        return _add_up_parts(first, second)
+    first, second = (waited_for(term) if is_pending(term) else term for term in (first, second))
+    if wraps_others(first) or wraps_others(second):
+        return first  # to add them is to run code of the program's, and the numbers of the sum cannot be read either
     with torch.no_grad(), torch._C._DisableTorchDispatch():
-        return one + other
+        return first + second
 
 
-def _add_up_parts(one: Any, other: Any) -> torch.Tensor | None:
-    if not (is_distributed(one) and is_distributed(other)) or signature(one) != signature(other):
+def _add_up_parts(first: Any, second: Any) -> torch.Tensor | None:
+    if not (is_distributed(first) and is_distributed(second)) or signature(first) != signature(second):
         return None
-    local = add_up(one._local_tensor, other._local_tensor)
-    return None if local is None else type(one)(local, one._spec, requires_grad=False)
+    local = add_up(first._local_tensor, second._local_tensor)
+    return None if local is None else type(first)(local, first._spec, requires_grad=False)
 
 
 def locate(tensor: Any) -> Location:
-    """Where the local part of a DTensor sits."""
+    """The part of the whole that this process holds of a DTensor."""
     mesh, placements = tensor.device_mesh, tensor.placements
     shape, local = tuple(tensor.shape), tuple(tensor._local_tensor.shape)
     sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     runs = None
     if coordinate is not None:  # otherwise this process is not in the mesh, and holds nothing
-        found = [_held(size, _cuts(dim, tensor._spec, sizes), sizes, coordinate) for dim, size in enumerate(shape)]
-        # A program may put tensors of any size together; then only it knows which indices they are.
-        if tuple(sum(length for _, length in one) for one in found) == local:
-            runs = tuple(found)
+        held = [_held(size, _splits(dim, tensor._spec, sizes), sizes, coordinate) for dim, size in enumerate(shape)]
+        # A program may assemble tensors of any size; then only it knows which indices they are.
+        if tuple(sum(length for _, length in held_runs) for held_runs in held) == local:
+            runs = tuple(held)
     return Location(
         sizes,
         mesh.mesh_dim_names and tuple(mesh.mesh_dim_names),
@@ -151,41 +146,42 @@ def locate(tensor: Any) -> Location:
     )
 
 
-class _Cut(NamedTuple):
-    """A mesh dimension shares out the indices of a tensor dimension.
+class _Split(NamedTuple):
+    """A mesh dimension splits the indices of a tensor dimension.
 
-    With a `factor` above 1 it does so after others that come later: those cut into `factor` parts, this one each part.
+    With a `factor` above 1 it does so after others that come later: those split it into `factor` parts, this one splits
+    each part.
     """
 
     mesh_dim: int
     factor: int
 
 
-def _cuts(dim: int, spec: Any, sizes: Sequence[int]) -> list[_Cut]:
-    """The cuts through a tensor dimension, in the order they are made."""
-    cuts = [
-        _Cut(mesh_dim, getattr(placement, "split_factor", 1))
+def _splits(dim: int, spec: Any, sizes: Sequence[int]) -> list[_Split]:
+    """The splits of a tensor dimension, in the order they are made."""
+    splits = [
+        _Split(mesh_dim, getattr(placement, "split_factor", 1))
         for mesh_dim, placement in enumerate(spec.placements)
         if _is_shard(placement) and placement.dim == dim
     ]
     for entry in getattr(spec, "shard_order", None) or ():
         if entry.tensor_dim == dim:
-            return [_Cut(mesh_dim, 1) for mesh_dim in entry.mesh_dims]
-    return _in_order(cuts, sizes) or cuts
+            return [_Split(mesh_dim, 1) for mesh_dim in entry.mesh_dims]
+    return _in_order(splits, sizes) or splits
 
 
-def _in_order(cuts: list[_Cut], sizes: Sequence[int]) -> list[_Cut] | None:
-    """The same cuts as plain ones, one after the other: a factor says how many parts there were before its turn.
+def _in_order(splits: list[_Split], sizes: Sequence[int]) -> list[_Split] | None:
+    """The same splits as plain ones, one after the other: a factor says how many parts there were before its turn.
 
-    So FSDP cuts what tensor parallelism has left, though its mesh dimension comes first. None when no order gives these
-    factors, as after one of the mesh dimensions has gathered its parts again.
+    So FSDP splits what tensor parallelism has left, though its mesh dimension comes first. None when no order gives
+    these factors, as after one of the mesh dimensions has gathered its parts again.
     """
-    order: list[_Cut] = []
-    for cut in reversed(cuts):
+    order: list[_Split] = []
+    for split in reversed(splits):
         parts = 1
         for position in range(len(order) + 1):
-            if parts == cut.factor:
-                order.insert(position, _Cut(cut.mesh_dim, 1))
+            if parts == split.factor:
+                order.insert(position, _Split(split.mesh_dim, 1))
                 break
             if position < len(order):
                 parts *= sizes[order[position].mesh_dim]
@@ -194,10 +190,10 @@ def _in_order(cuts: list[_Cut], sizes: Sequence[int]) -> list[_Cut] | None:
     return order
 
 
-def _held(size: int, cuts: list[_Cut], sizes: Sequence[int], coordinate: Sequence[int]) -> Runs:
-    """The indices of a dimension that are left after every cut."""
+def _held(size: int, splits: list[_Split], sizes: Sequence[int], coordinate: Sequence[int]) -> Runs:
+    """The indices of a dimension that are left after every split."""
     runs = [(0, size)] if size else []
-    for mesh_dim, factor in cuts:
+    for mesh_dim, factor in splits:
         parts, number = sizes[mesh_dim], coordinate[mesh_dim]
         pieces = [_chunk(_chunk(runs, factor, piece), parts, number) for piece in range(factor)]
         runs = _joined([run for piece in pieces for run in piece])
@@ -205,7 +201,7 @@ def _held(size: int, cuts: list[_Cut], sizes: Sequence[int], coordinate: Sequenc
 
 
 def _chunk(runs: Runs, parts: int, number: int) -> Runs:
-    """One of `parts` as `torch.chunk` cuts them: equal ones, then a smaller, then empty ones."""
+    """Part `number` of `parts`, as `torch.chunk` makes them: equal ones, then a smaller one, then empty ones."""
     size = -(-sum(length for _, length in runs) // parts)
     start, stop = number * size, (number + 1) * size
     kept: Runs = []
@@ -218,7 +214,7 @@ def _chunk(runs: Runs, parts: int, number: int) -> Runs:
 
 
 def _joined(runs: Runs) -> Runs:
-    """The same indices, with stretches that follow each other made one."""
+    """The same indices, with adjacent ranges joined."""
     joined: Runs = []
     for first, length in runs:
         if joined and sum(joined[-1]) == first:
@@ -237,7 +233,7 @@ def _is_shard(placement: Any) -> bool:
 
 
 def _name(placement: Any) -> str:
-    """As torch writes it in programs: its own words for it have changed between versions."""
+    """A placement as programs write it: torch's own `repr` has changed between versions."""
     kind = type(placement).__name__
     if hasattr(placement, "split_factor"):
         return f"{kind}({placement.dim}, {placement.split_factor})"

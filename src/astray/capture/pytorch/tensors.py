@@ -1,7 +1,7 @@
-"""Reads a torch tensor for the engine: name of its dtype, where its memory lies, and whether it is still the same.
+"""Reads a torch tensor for the engine: the name of its dtype, its memory, and a key that changes when its numbers do.
 
-Tensors on devices are measured there. Of a distributed tensor the local part is read. What has no plain
-memory to read (sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
+Tensors on devices are measured there. Of a distributed tensor the local part is read. A tensor without plain memory
+(sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from astray.capture.adapters import NativeObserver, SlowPath, TensorIdentity, TensorReading
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
-from astray.capture.tensor_reader import NativeObserver, SlowPath, TensorIdentity, TensorReading
+from astray.capture.pytorch.shards import (
+    Location,
+    is_distributed,
+    is_pending,
+    locate,
+    signature,
+    waited_for,
+    wraps_others,
+)
 from astray.device.devices import DeviceMeasurer
 from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt
@@ -46,36 +54,36 @@ class TorchReader:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
-        self._elsewhere = DeviceMeasurer()
+        self._device_measurer = DeviceMeasurer()
 
-    def taker(self, odd: SlowPath) -> NativeObserver:
+    def native_observer(self, slow_path: SlowPath) -> NativeObserver:
         with unobserved():
             examples = [
                 (torch.empty(0, dtype=dtype, device="cpu"), name)
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
-        _, lane, batch = odd.writer.lanes or (None, None, 0)
-        found: NativeObserver = load().Taker(
+        _, lane, batch = slow_path.writer.lanes or (None, None, 0)
+        observer: NativeObserver = load().TensorObserver(
             examples,
             torch.nn.Parameter,
             self._devices,
-            self._elsewhere.rings,
+            self._device_measurer.cuda_measurers,
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
-            self._elsewhere.measure_together,
+            self._device_measurer.measure_together,
             kernels.measuring if type(self) is TorchReader else None,
             TensorIdentity,
-            odd.unfilled.by_owner,
-            odd.writer,
+            slow_path.unfilled.by_owner,
+            slow_path.writer,
             lane,
             batch,
-            odd.observe,
-            odd.observe_unread,
-            odd.written,
-            odd.changed,
-            odd.first,
+            slow_path.observe,
+            slow_path.observe_unread,
+            slow_path.written,
+            slow_path.changed,
+            slow_path.measure,
         )
-        return found
+        return observer
 
     def identity(self, tensor: torch.Tensor) -> TensorIdentity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does
@@ -98,11 +106,11 @@ class TorchReader:
         return TensorIdentity(owner, key, address, dtype, shape, stride, version)
 
     def _identity_of_shard(self, tensor: Any) -> TensorIdentity | None:
-        """That of the part which this process holds, though not to be read without knowing where it belongs."""
+        """The identity of the local part, with address 0: reading it needs its position in the whole."""
         local = self.identity(tensor._local_tensor)
         if local is None:
             return None
-        # What is written to it as a whole counts its own version up and not that of the part.
+        # Writes to the whole tensor increase its own version and not that of the part.
         version = local.version + (tensor._version << 32)
         return local._replace(key=(local.key, tensor._version, signature(tensor)), address=0, version=version)
 
@@ -130,13 +138,13 @@ class TorchReader:
 
     @property
     def late(self) -> DeferredMeasurements:
-        return self._elsewhere.tickets
+        return self._device_measurer.tickets
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
-        self._elsewhere.start(forget, waited, queue_bytes)
+        self._device_measurer.start(forget, waited, queue_bytes)
 
     def stop(self) -> None:
-        self._elsewhere.stop()
+        self._device_measurer.stop()
 
     def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         if identity is not None and identity.address:
@@ -145,11 +153,11 @@ class TorchReader:
             if tensor.is_cpu:
                 return TensorReading(dtype, shape, stride, memory)
             return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
-        # Copying is computing: no mode, ours or another, should take it for the program's.
+        # Copying is an operation: no mode, ours or another, should take it for one of the program's.
         with torch._C._DisableTorchDispatch():
-            return self._read_carefully(tensor, statistics)
+            return self._read_unusual(tensor, statistics)
 
-    def _read_carefully(self, tensor: torch.Tensor, statistics: bool) -> TensorReading:
+    def _read_unusual(self, tensor: torch.Tensor, statistics: bool) -> TensorReading:
         plain = _plain(tensor)
         dtype = NAMES.get(plain.dtype) or str(plain.dtype).removeprefix("torch.")
         reason = _unreadable(plain)
@@ -167,10 +175,10 @@ class TorchReader:
         return reading if plain.is_cpu or not plain.numel() else self._measured(reading, plain, statistics)
 
     def _measured(self, reading: TensorReading, tensor: torch.Tensor, statistics: bool) -> TensorReading:
-        """Has a tensor measured where it lies, on a device: a reading with a ticket in place of the memory."""
+        """Has a tensor measured on its device: the reading has a ticket instead of the memory."""
         memory = reading.memory if reading.box is None else reading.box
         assert memory is not None
-        ticket = self._elsewhere.measure(tensor, memory, reading.shard, statistics)
+        ticket = self._device_measurer.measure(tensor, memory, reading.shard, statistics)
         if isinstance(ticket, str):
             return reading._replace(memory=None, box=None, note=ticket)
         return reading._replace(memory=None, box=None, ticket=ticket)
@@ -182,19 +190,19 @@ class TorchReader:
         if memory.shape != plain.shape:  # a part of it
             first = plain.storage_offset() + memory.address // plain.element_size()
             plain = plain.as_strided(memory.shape, memory.stride, first)
-        return self._elsewhere.fetch(plain, positions)
+        return self._device_measurer.fetch(plain, positions)
 
 
 def _plain(tensor: Any) -> torch.Tensor:
-    """The tensor that holds the numbers: of a distributed one the local part, of an awaited one what has arrived."""
+    """The tensor that holds the numbers: the local part of a distributed one, the awaited result of a pending one."""
     if is_distributed(tensor):
         tensor = tensor._local_tensor
-    return arrived(tensor) if is_awaited(tensor) else tensor
+    return waited_for(tensor) if is_pending(tensor) else tensor
 
 
 def _located(reading: TensorReading, memory: Strided, location: Location) -> TensorReading:
-    """The reading of a DTensor's local part, with its place in the whole."""
-    placed = location.place(memory)
+    """The reading of a DTensor's local part, with its position in the whole."""
+    placed = location.as_box(memory)
     if placed is None:
         note = "its place in the whole tensor is unknown, so the fingerprint is of itself alone"
         return reading._replace(placement=location.text(), note=note)
@@ -211,7 +219,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's numbers cannot be read, if they cannot."""
+    """The reason why a tensor's numbers cannot be read; None when they can."""
     if tensor.is_nested:
         return "nested tensors have no single memory to read"
     if tensor.layout is not torch.strided:

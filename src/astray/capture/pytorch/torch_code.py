@@ -1,8 +1,9 @@
-"""Where torch's own code lies, and which of it is machinery whose functions and ops are not part of the user's program.
+"""The folders of torch's own code, and which of it is machinery whose functions and ops are not part of the user's
+program.
 
-FSDP moves parameters in and out of buffers that it fills and frees past every version counter; compiled code runs
-kernels and buffers of the compiler's own making. Their ops would be others in every version of torch, with memory that
-has not been filled. `compiled/code.py` reports what compiled code hides.
+FSDP moves parameters in and out of buffers that it fills and frees without changing version counters; compiled code
+runs kernels and buffers that the compiler has generated. Their ops would differ in every version of torch, with memory
+that has not been filled. `compiled/dynamo.py` reports what compiled code hides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 
 def torch_folder(*names: str) -> str:
-    """A folder of torch's with a separator at its end: the folder of torchvision begins like torch's, too."""
+    """A folder of torch with a separator at its end, since torchvision's folder has torch's as a prefix."""
     return f"{Path(torch.__file__).parent.joinpath(*names)}{os.sep}"
 
 
@@ -28,7 +29,7 @@ _MACHINERY = tuple(
 )
 
 _BETWEEN = (f"{TORCH}_compile.py", f"{torch_folder('_dynamo')}eval_frame.py")
-"""What every call passes on its way to a dispatch mode, the program's own calls too."""
+"""Code that every call passes through on its way to a dispatch mode, also the program's own calls."""
 
 
 def is_machinery(code: CodeType) -> bool | None:

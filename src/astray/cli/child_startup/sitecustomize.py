@@ -25,10 +25,10 @@ def _start_recording() -> None:
     if "ASTRAY_RUN" not in os.environ:
         return
     try:
-        from astray.capture.children import reach
+        from astray.capture.children import prepare_child
     except ImportError:  # another interpreter, which has no astray
         return
-    reach(os.environ, _make_guard)
+    prepare_child(os.environ, _make_guard)
 
 
 def _make_guard(setting: Any) -> Any:

@@ -20,7 +20,7 @@ from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.rows import Ints, StringTable
 from astray.comparison.verdict import AGREEING, SENTENCES, Reason, Verdict
 from astray.errors import RunError
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.stats.kernels import Strided, contrast
 from astray.store import RankRun, Table
 from astray.wording import counted
@@ -170,7 +170,7 @@ def _parsed(text: str | None) -> Any:
     if text is None:
         return _Absent
     try:
-        return read_plain(text)
+        return parse_json(text)
     except ValueError:
         return text
 

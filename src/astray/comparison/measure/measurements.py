@@ -18,7 +18,7 @@ from astray.comparison.rows import Bools, Floats, Ints, Rows
 from astray.comparison.verdict import Reason
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
-from astray.stats.kernels import Contrast, Slices, Strided, contrast, measure, slices_apart
+from astray.stats.kernels import Contrast, Slices, Strided, contrast, measure, slice_errors
 
 SHUFFLED = 0.01
 """Numbers in another order are further off than this."""
@@ -240,7 +240,7 @@ def _slices(both: _Both, found: Contrast) -> Slices | None:
     names = {DTYPES[side.dtype].kind for side in (both.reference, both.candidate)}
     if not both.is_whole or not found.max_abs_error or not names <= {"float", "complex"}:
         return None
-    return slices_apart(both.reference, both.candidate, found.max_abs_error)
+    return slice_errors(both.reference, both.candidate, found.max_abs_error)
 
 
 def _absmax(tensor: Strided) -> float:

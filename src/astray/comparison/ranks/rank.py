@@ -33,7 +33,7 @@ from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import LABELS, MEASURES, RULES, Judgement, Verdict, explain
 from astray.errors import RunError
 from astray.store import CheckpointRank, DictionaryColumn, RankRun, Table
-from astray.store.run import Account
+from astray.store.run import RankSummary
 
 
 class RankSides(NamedTuple):
@@ -87,7 +87,7 @@ class RankComparison(NamedTuple):
     noise: tuple[PairCounts, ...]
     divergences: list[Divergence]
     failures: Failures
-    accounts: tuple[Account | None, Account | None]
+    accounts: tuple[RankSummary | None, RankSummary | None]
     setup: list[SetupDifference]
 
 
@@ -125,7 +125,7 @@ def compare_rank(
         tuple(_tally(one) for one in noise),
         divergences,
         judging.custom_metrics.failures,
-        (_account(sides.reference), _account(sides.candidate)),
+        (_summary(sides.reference), _summary(sides.candidate)),
         setup,
     )
 
@@ -241,11 +241,11 @@ def _tally(judged: _Judged) -> PairCounts:
     return PairCounts(len(judged.reference), len(judged.candidate), int(np.sum(judged.pairs.matched)), comparable)
 
 
-def _account(run: RankRun | None) -> Account | None:
+def _summary(run: RankRun | None) -> RankSummary | None:
     if not isinstance(run, JoinedRank):
-        return None if run is None else run.account
-    known = run.account.problems  # those found while its parts were read are problems of the recorded rank
-    return run.account._replace(problems=[*known, *(one for one in run.recorded.account.problems if one not in known)])
+        return None if run is None else run.summary
+    known = run.summary.problems  # those found while its parts were read are problems of the recorded rank
+    return run.summary._replace(problems=[*known, *(one for one in run.recorded.summary.problems if one not in known)])
 
 
 def _columns(judged: _Judged) -> dict[str, npt.NDArray[Any]]:

@@ -23,7 +23,7 @@ from astray.comparison.pair.matching import Matching
 from astray.comparison.ranks.rank import JudgeOptions, RankComparison, RankSides, compare_rank
 from astray.comparison.ranks.worker import ComparisonJob, FailureMessage, ProgressMessage, RankTask, receive, send
 from astray.errors import CompareError, UsageError
-from astray.process import threads_asked
+from astray.process import configured_threads
 from astray.store import RunData
 
 START = 0.5
@@ -67,9 +67,9 @@ def compare_ranks(
 
     found = compare_in_processes(job, ranks, count, of_all)
     for one in found:
-        for run, account in zip(runs[:2], one.accounts, strict=True):
-            if account is not None:
-                run.ranks[one.rank].account = account  # else the tables are read once more for it
+        for run, summary in zip(runs[:2], one.accounts, strict=True):
+            if summary is not None:
+                run.ranks[one.rank].summary = summary  # else the tables are read once more for it
     return found
 
 
@@ -168,7 +168,7 @@ def compare_in_processes(
     """Compare these ranks, so many at once. Raises what a worker raised, or CompareError when one is lost."""
     waiting = deque(ranks)
     found: dict[int, RankComparison] = {}
-    threads = threads_asked() or cores()
+    threads = configured_threads() or cores()
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as ready:
         for _ in range(processes):
             worker = stack.enter_context(Worker(job))

@@ -15,8 +15,7 @@ from astray.comparison.select.columns import SIDES
 from astray.comparison.select.pairs import Pairs
 from astray.comparison.verdict import AGREEING, BAD, LABELS, SENTENCES, Reason
 from astray.formatting import figures
-from astray.formatting.grid import TextTable
-from astray.formatting.page import painted
+from astray.formatting.page import TextTable, painted
 from astray.store import DictionaryColumn
 from astray.wording import printable
 

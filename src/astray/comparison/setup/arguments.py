@@ -15,7 +15,7 @@ import numpy as np
 from astray.comparison.pair.matching import Matching
 from astray.comparison.rows import Ints
 from astray.comparison.setup.setup_difference import ABSENT, Finding
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store import RankRun
 
 MOST_SITES = 500
@@ -115,7 +115,7 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
     offset = matching.offset if mapped else 0
     ours = [name.startswith("astray/") for name in site.values]
     kept = (args.codes >= 0) & (kind.codes != kind.code("optimizer")) & ~np.array([*ours, True])[site.codes]
-    if len(steps) < len(rank.account.steps):
+    if len(steps) < len(rank.summary.steps):
         kept &= np.isin(calls.numbers("step") + offset, steps)
     rows = np.flatnonzero(kept)
     names = [matching.mapping.site(name) for name in site.values] if mapped else list(site.values)
@@ -170,7 +170,7 @@ def flattened(text: str, function: str = "") -> dict[str, Any]:
     {'0': '<tensor>', '1': [8], '2': 1e-05, 'dim': -1}
     """
     try:
-        arguments = read_plain(text)
+        arguments = parse_json(text)
     except ValueError:
         return {}
     if not isinstance(arguments, dict):

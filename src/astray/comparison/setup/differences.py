@@ -76,8 +76,8 @@ def of_rank(
 
 
 def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) -> list[int]:
-    steps_candidate = {step + matching.offset for step in candidate.account.steps}
-    return [step for step in reference.account.steps if step in steps_candidate and step in matching.steps]
+    steps_candidate = {step + matching.offset for step in candidate.summary.steps}
+    return [step for step in reference.summary.steps if step in steps_candidate and step in matching.steps]
 
 
 def put_together(

@@ -18,7 +18,7 @@ from astray.comparison.rows import Ints
 from astray.comparison.setup.setup_difference import ABSENT
 from astray.graph.keys import one_key
 from astray.records import Setup
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store import RankRun
 
 History = list[tuple[int, Any]]
@@ -146,7 +146,7 @@ def _optimizers(rank: RankRun) -> Iterator[Setup]:
 
 def _groups(text: str) -> list[dict[str, Any]]:
     try:
-        groups = read_plain(text)["param_groups"]
+        groups = parse_json(text)["param_groups"]
     except (ValueError, KeyError, TypeError):
         return []
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []

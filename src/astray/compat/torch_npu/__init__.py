@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from astray.capture.experiments import seed_all
+from astray.experiment import seed_all
 from astray.foreign.torch_npu.comparing import compare
 from astray.foreign.torch_npu.hooks import (
     register_hook,

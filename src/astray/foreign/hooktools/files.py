@@ -1,4 +1,4 @@
-"""The files of a dump: where they lie, how they are numbered, and what the file of a call holds.
+"""The files of a dump: their paths, their numbers, and the content of a call's file.
 
 `log_dir/{name}_{unixtime}/{forward,backward,gradient}/epoch{E}/step{S}/forward_000017.pt`: any folder of this path can
 be opened. Files are numbered through the whole run, in the order in which calls ended, by a `FileSeries` that several
@@ -25,13 +25,13 @@ from astray.checkpoints.torch_objects import attributes
 from astray.errors import RunError
 from astray.foreign.array_files import Nest
 from astray.records import Role
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store.safe_paths import entries
 from astray.wording import numeral
 
 PHASES = ("forward", "backward", "gradient")
 INDEX = "module2path_"
-"""How the JSON files begin that say in which files each module is. They lie in the log_dir."""
+"""The prefix of the JSON files in the log_dir that list the files of each module."""
 
 _FILE = re.compile(rf"({'|'.join(PHASES)})_(\d{{1,12}})\.pt")
 _LEVEL = re.compile(r"(epoch|step)(-?\d{1,12})")
@@ -40,7 +40,7 @@ _DEEPEST = 4  # a phase, an epoch, a step, a file
 
 
 class Label(NamedTuple):
-    """What the program called a step."""
+    """The program's own numbers of a step."""
 
     epoch: int = -1
     step: int = -1
@@ -59,59 +59,59 @@ class CallFile(NamedTuple):
 
 
 def run_name(name: str, stamp: int, rank: int | None) -> str:
-    """The folder of a run; `rank` is None where there is only one."""
+    """The name of a run's folder; `rank` is None where there is only one."""
     return f"{name}_{stamp}" + ("" if rank is None else f"_rank{rank}")
 
 
 def file_name(phase: str, number: int) -> str:
-    """The file of a call."""
+    """The name of a call's file."""
     return f"{phase}_{number:06d}.pt"
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder looks like a dump, or like a log_dir with some in it. Reads nothing but names."""
+    """Whether a folder looks like a dump, or like a log_dir with dumps in it. Reads only names."""
     try:
-        return path.is_dir() and (_holds(path) or any(map(_is_run, entries(path))))
+        return path.is_dir() and (_has_call_file(path) or any(map(_is_run, entries(path))))
     except (OSError, RunError):
         return False
 
 
 def runs_in(path: Path) -> dict[int, Path]:
     """The folder of each rank of the run at this path. Raises RunError when there is none, or more than one run."""
-    if _holds(path):
+    if _has_call_file(path):
         return {0: path}
-    found = [entry for entry in entries(path) if _is_run(entry)]
-    if len(found) == 1:
-        return {0: found[0]}
-    named = [(_RUN.fullmatch(entry.name), entry) for entry in found]
+    runs = [entry for entry in entries(path) if _is_run(entry)]
+    if len(runs) == 1:
+        return {0: runs[0]}
+    named = [(_RUN.fullmatch(entry.name), entry) for entry in runs]
     ranks = {int(match[3]): entry for match, entry in named if match and match[3] is not None}
-    if found and len(ranks) == len(found) and len({match[1] for match, _ in named if match}) == 1:
+    if runs and len(ranks) == len(runs) and len({match[1] for match, _ in named if match}) == 1:
         return dict(sorted(ranks.items()))
-    if not found:
+    if not runs:
         raise RunError(f"{path} holds no dump of hooktools.")
     raise RunError(
-        f"{path} holds {len(found)} runs. Open one of them: {', '.join(str(entry) for entry in found[-3:])}"
-        f"{' …' * (len(found) > 3)}."
+        f"{path} holds {len(runs)} runs. Open one of them: {', '.join(str(entry) for entry in runs[-3:])}"
+        f"{' …' * (len(runs) > 3)}."
     )
 
 
 def files_in(folder: Path) -> list[CallFile]:
-    """The files of a run, or of any folder inside it; those of a phase in their order."""
+    """The files of a run, or of any folder inside it, ordered by phase, label and number."""
     levels = {"epoch": -1, "step": -1}
     for part in folder.resolve().parts[-2:]:
         match = _LEVEL.fullmatch(part)
         if match:
             levels[match[1]] = int(match[2])
-    found = list(_walk(folder, Label(**levels), _DEEPEST))
-    return sorted(found, key=lambda file: (PHASES.index(file.phase), file.label, file.number))
+    files = _walk(folder, Label(**levels), _DEEPEST)
+    return sorted(files, key=lambda file: (PHASES.index(file.phase), file.label, file.number))
 
 
 def call_file(path: Path) -> CallFile | None:
-    """A file by its own path; None when its name is not that of a call's file."""
+    """The file at a path; None when its name is not that of a call's file."""
     match = _FILE.fullmatch(path.name)
     if match is None:
         return None
-    levels = {found[1]: int(found[2]) for found in map(_LEVEL.fullmatch, path.resolve().parts[-3:-1]) if found}
+    levels = {level[1]: int(level[2]) for level in map(_LEVEL.fullmatch, path.resolve().parts[-3:-1]) if level}
     return CallFile(match[1], Label(**levels), int(match[2]), path)
 
 
@@ -126,71 +126,75 @@ def _walk(folder: Path, label: Label, depth: int) -> Iterable[CallFile]:
             yield from _walk(entry, label, depth - 1)
 
 
-def _holds(folder: Path, depth: int = _DEEPEST) -> bool:
-    """Whether there is a file of a call in a folder, or in those that a dump has in it."""
+def _has_call_file(folder: Path, depth: int = _DEEPEST) -> bool:
+    """Whether there is a file of a call in a folder, or in the subfolders of a dump."""
     inside = entries(folder)
     if any(_FILE.fullmatch(entry.name) for entry in inside):
         return True
     return depth > 0 and any(
-        _holds(entry, depth - 1)
+        _has_call_file(entry, depth - 1)
         for entry in inside
         if (entry.name in PHASES or _LEVEL.fullmatch(entry.name)) and entry.is_dir()
     )
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and _RUN.fullmatch(folder.name) is not None and _holds(folder)
+    return folder.is_dir() and _RUN.fullmatch(folder.name) is not None and _has_call_file(folder)
 
 
 class Numbering:
-    """Numbers for the steps of several epochs, in one sequence.
+    """Numbers the steps of several epochs in one sequence.
 
-    In the first epoch step S is number S, or S + 1 when there is a step −1. Each further epoch begins behind the last
-    step of the one before.
+    In the first epoch step S has the number S, or S + 1 when there is a step −1. Each further epoch continues after the
+    last step of the one before.
 
-    >>> number = Numbering([Label(0, 0), Label(0, 9), Label(1, 0)])
-    >>> number[Label(0, 9)], number[Label(1, 0)], number.described
+    >>> numbering = Numbering([Label(0, 0), Label(0, 9), Label(1, 0)])
+    >>> numbering[Label(0, 9)], numbering[Label(1, 0)], numbering.described
     (9, 10, {'epoch0': 'step', 'epoch1': 'step + 10'})
     """
 
     def __init__(self, labels: Iterable[Label]) -> None:
-        self._add: dict[int, int] = {}  # to the steps of each epoch
+        self._offset: dict[int, int] = {}  # added to the steps of each epoch
         self._first: dict[int, int] = {}  # the number at which each epoch begins
         steps: dict[int, list[int]] = {}
         for label in labels:
             steps.setdefault(label.epoch, []).append(label.step)
         first = 0
-        for epoch, found in sorted(steps.items()):
+        for epoch, of_epoch in sorted(steps.items()):
             self._first[epoch] = first
-            self._add[epoch] = first - min(*found, 0)
-            first = self._add[epoch] + max(found) + 1
+            self._offset[epoch] = first - min(*of_epoch, 0)
+            first = self._offset[epoch] + max(of_epoch) + 1
 
     def __getitem__(self, label: Label) -> int:
-        return label.step + self._add[label.epoch]
+        return label.step + self._offset[label.epoch]
 
     def label(self, number: int) -> Label:
-        """What the program called the step of this number."""
-        epoch = max((one for one, add in self._first.items() if add <= number), key=lambda one: self._first[one])
-        return Label(epoch, number - self._add[epoch])
+        """The epoch and step of a number."""
+        begun = (epoch for epoch, first in self._first.items() if first <= number)
+        epoch = max(begun, key=lambda epoch: self._first[epoch])
+        return Label(epoch, number - self._offset[epoch])
 
     @property
     def epochs(self) -> list[list[int]]:
-        """Of each epoch its number, the number of its first step, and what is added to its steps; for programs."""
-        return [[epoch, first, self._add[epoch]] for epoch, first in self._first.items()]
+        """Each epoch as [epoch, number of its first step, offset of its steps]; for programs."""
+        return [[epoch, first, self._offset[epoch]] for epoch, first in self._first.items()]
 
     @property
     def described(self) -> dict[str, str]:
-        """How numbers are made, for people."""
-        return {f"epoch{epoch}": f"step + {add}" if add else "step" for epoch, add in self._add.items()}
+        """The formula of each epoch's numbers, for people."""
+        return {f"epoch{epoch}": f"step + {offset}" if offset else "step" for epoch, offset in self._offset.items()}
 
 
 class FileSeries:
-    """The numbers, folders and index of the files of a run. Several recordings may write them one after another."""
+    """Numbers the files of a run, makes their folders, and writes their index; shared by successive recordings.
+
+    calls, micros: how many calls, and micro steps of each label, the recordings before had.
+    """
 
     def __init__(self, log_dir: Path, name: str, stamp: int) -> None:
         self.log_dir, self.name, self.stamp = log_dir, name, stamp
-        self.counts: Counter[str] = Counter()  # of the files of each phase
-        self.functions: Counter[str] = Counter()  # calls of each
+        self.counts: Counter[str] = Counter()  # files by phase
+        self.functions: Counter[str] = Counter()  # calls by function
         self.rank: int | None = None
         self._index: dict[str, list[str]] = {}
         self._index_is_new = False
@@ -204,14 +208,14 @@ class FileSeries:
         """The folder of the run."""
         return self.log_dir / run_name(self.name, self.stamp, self.rank)
 
-    def ended(self, calls: int, micros: dict[Label, int]) -> None:
-        """A recording is over that had so many calls, and so many micro steps in each step."""
+    def add_recording(self, calls: int, micros: dict[Label, int]) -> None:
+        """Count the calls of a recording that has ended, and its micro steps by label."""
         self.calls += calls
         for label, count in micros.items():
             self.micros[label] = self.micros.get(label, 0) + count
 
     def file(self, phase: str, label: Label, module: str) -> Path:
-        """The place of the next file of a phase."""
+        """The path of the next file of a phase. Makes its folder."""
         folder = self.folder / phase / str(label)
         with self._lock:
             if folder not in self._folders:
@@ -224,7 +228,7 @@ class FileSeries:
         return path
 
     def write_index(self) -> None:
-        """Write the JSON that says in which files each module is, if there are new ones."""
+        """Write the JSON file that lists the files of each module, if there are new ones."""
         with self._lock:
             if not self._index_is_new:
                 return
@@ -238,12 +242,12 @@ class FileSeries:
 # -- what the file of a call holds -------------------------------------------------------------------------------------
 
 CLASSES = {"module": "nn.module", "parameter": "gradient"}
-"""What `classify` says of each kind of call; of all others it says that they are no nn.module."""
+"""The value of `classify` by kind of call; `NOT_A_MODULE` for all others."""
 
-OTHERWISE = "non nn.module"
+NOT_A_MODULE = "non nn.module"
 
 DEEPEST = 32
-"""Beyond so many steps a path is a name with dots in it: nothing that was called had arguments so deep."""
+"""How many parts of a path become nesting; the rest is one key with dots. No call has arguments so deep."""
 
 PARTS: dict[str, dict[str, tuple[Role, str]]] = {
     "forward": {
@@ -264,32 +268,32 @@ PARTS: dict[str, dict[str, tuple[Role, str]]] = {
         "gradient_added": ("gradient", "added"),
     },
 }
-"""Of each phase, the parts of a file: the role of their tensors, and how the paths of these begin."""
+"""Of each phase, the parts of a file: the role of their tensors, and the prefix of their paths."""
 
 
-class NestPath(NamedTuple):
-    """Where a tensor stands in a file."""
+class PathInFile(NamedTuple):
+    """The position of a tensor in a file."""
 
     part: str
     path: str
 
 
-def place_of(phase: str, role: str, path: str) -> NestPath | None:
-    """Where a tensor of this role and path is put; None when such a file has no place for it.
+def path_in_file(phase: str, role: str, path: str) -> PathInFile | None:
+    """The position of a tensor with this role and path; None when a file of the phase has none for it.
 
-    >>> place_of("forward", "output", "out.logits"), place_of("backward", "input", "out")
-    (Place(part='output', path='logits'), Place(part='output', path=''))
+    >>> path_in_file("forward", "output", "out.logits"), path_in_file("backward", "input", "out")
+    (PathInFile(part='output', path='logits'), PathInFile(part='output', path=''))
     """
-    best: NestPath | None = None
-    for part, (of, beginning) in PARTS[phase].items():
-        if of == role and (not beginning or path == beginning or path.startswith(f"{beginning}.")):
-            place = NestPath(part, path[len(beginning) :].lstrip(".") if beginning else path)
-            best = place if best is None or beginning else best  # `kwargs.mask` is no input called so
+    best: PathInFile | None = None
+    for part, (role_of_part, prefix) in PARTS[phase].items():
+        if role_of_part == role and (not prefix or path == prefix or path.startswith(f"{prefix}.")):
+            position = PathInFile(part, path[len(prefix) :].lstrip(".") if prefix else path)
+            best = position if best is None or prefix else best  # `kwargs.mask` is in `kwargs`, not in `input`
     return best
 
 
 def role_of(phase: str, name: str) -> tuple[Role, str] | None:
-    """The role and the path of a tensor by its name in a file; None when it is not one of a call.
+    """The role and path of a tensor by its name in a file; None when it is not in a part of a call.
 
     >>> role_of("forward", "output.logits"), role_of("forward", "input.0")
     (('output', 'out.logits'), ('input', '0'))
@@ -297,14 +301,14 @@ def role_of(phase: str, name: str) -> tuple[Role, str] | None:
     part, _, rest = name.partition(".")
     if part not in PARTS[phase]:
         return None
-    role, beginning = PARTS[phase][part]
-    if not beginning and not rest:
-        return role, "0"  # a lone tensor where a tuple is meant
-    return role, ".".join(filter(None, (beginning, rest)))
+    role, prefix = PARTS[phase][part]
+    if not prefix and not rest:
+        return role, "0"  # a single tensor in place of a tuple of one
+    return role, ".".join(filter(None, (prefix, rest)))
 
 
 def nest(leaves: Mapping[str, Nest], depth: int = 0) -> Nest:
-    """A nest in which each leaf stands at its path: tuples where all steps are numbers, else dicts.
+    """Nested containers with each leaf at its path: tuples where all keys are indices, otherwise dicts.
 
     >>> nest({"0": 1, "2.a": 3})
     (1, None, {'a': 3})
@@ -315,27 +319,27 @@ def nest(leaves: Mapping[str, Nest], depth: int = 0) -> Nest:
     for path, leaf in leaves.items():
         first, _, rest = path.partition(".") if depth < DEEPEST else (path, "", "")
         if rest and first in leaves:
-            groups[path] = {"": leaf}  # one leaf below another: it had a dot in its key
+            groups[path] = {"": leaf}  # a leaf below another leaf: its key had a dot
         else:
             groups.setdefault(first, {})[rest] = leaf
-    places = [numeral(key) for key in groups]
-    if groups and all(place is not None and str(place) == key for key, place in zip(groups, places, strict=True)):
-        length = max(place for place in places if place is not None) + 1
-        if length <= 2 * len(groups) + 64:  # a dict of a few large numbers is no tuple
-            inner = (groups.get(str(place)) for place in range(length))
+    indices = [numeral(key) for key in groups]
+    if groups and all(index is not None and str(index) == key for key, index in zip(groups, indices, strict=True)):
+        length = max(index for index in indices if index is not None) + 1
+        if length <= 2 * len(groups) + 64:  # a dict with a few large integer keys is not a tuple
+            inner = (groups.get(str(index)) for index in range(length))
             return tuple(None if group is None else nest(group, depth + 1) for group in inner)
     return {key: nest(group, depth + 1) for key, group in groups.items()}
 
 
 def plain_leaves(args: str | None) -> dict[str, dict[str, Nest]]:
-    """The arguments of a call that are no tensors, of `input` and of `kwargs`, by their paths."""
+    """The arguments of a call that are not tensors, of `input` and of `kwargs`, by their paths."""
     try:
-        found = read_plain(args) if args else {}
+        content = parse_json(args) if args else {}
     except ValueError:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return {}
-    parts = {"input": found.get("args", []), "kwargs": found.get("kwargs", {})}
+    parts = {"input": content.get("args", []), "kwargs": content.get("kwargs", {})}
     return {part: dict(_leaves(value, "")) for part, value in parts.items()}
 
 
@@ -350,12 +354,12 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Nest]]:
 def unwrap(content: Any) -> Any:
     """The dict of a file, also where hooktools has pickled an object with these attributes.
 
-    Its newer objects are modules, which have a parameter registered as `gradient`, and its gradient as `gradient_grad`;
-    the older ones had only the gradient, and called it `gradient`.
+    Its newer objects are modules with a parameter registered as `gradient`, and its gradient as `gradient_grad`; older
+    ones have only the gradient, as `gradient`.
     """
-    found = attributes(content)
-    if found is None or "module_name" not in found:
+    fields = attributes(content)
+    if fields is None or "module_name" not in fields:
         return content
-    if "gradient" in content.state and "gradient_grad" not in found:
-        found["gradient_grad"] = found.pop("gradient")
-    return {key: value for key, value in found.items() if not key.startswith("_")}
+    if "gradient" in content.state and "gradient_grad" not in fields:
+        fields["gradient_grad"] = fields.pop("gradient")
+    return {key: value for key, value in fields.items() if not key.startswith("_")}

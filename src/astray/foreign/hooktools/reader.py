@@ -1,8 +1,9 @@
 """Opens a dump as a run.
 
-Files of ours say what each call was, in which order calls started, and which was inside which. Those of hooktools
-itself have a module's repr at most, so sites are what is there, and calls come in the order in which they ended.
-Nothing is unpickled: files are read as data, and what only running code could make is named.
+Files that astray wrote have each call's site, the order in which calls started, and their parents. Files of hooktools
+itself have at most a module's repr, which becomes the site, and their calls are in the order in which they ended.
+Nothing
+is unpickled: files are read as data, and objects that only running code could make are reported.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from astray.foreign.hooktools.files import (
     unwrap,
 )
 from astray.records import Kind, Role
-from astray.store import safe_paths as enclosure
+from astray.store import safe_paths
 from astray.store.run import RunData
 from astray.store.run_info import RunInfo
 from astray.wording import counted
 
-MOST_TOLD = 10
-"""So many files that cannot be read are named one by one."""
+MOST_REPORTED = 10
+"""How many unreadable files are reported one by one; the rest is counted."""
 
-LATE: dict[str, Role | None] = {"forward": "output", "backward": "output", "gradient": None}
-"""Of each phase, the role of the tensors that are seen when a call ends."""
+ROLE_AT_END: dict[str, Role | None] = {"forward": "output", "backward": "output", "gradient": None}
+"""Of each phase, the role of the tensors that are observed when a call ends."""
 
 
 def open_dump(path: Path) -> RunData:
@@ -53,16 +54,16 @@ def open_dump(path: Path) -> RunData:
     folders = runs_in(path)
     files = {rank: files_in(folder) for rank, folder in folders.items()}
     gaps = [text for rank, folder in folders.items() for text in _gaps(folder, files[rank])]
-    return open_files(path, files, Numbering(file.label for found in files.values() for file in found), gaps)
+    return open_files(path, files, Numbering(file.label for of_rank in files.values() for file in of_rank), gaps)
 
 
 def open_files(
-    path: Path, files: Mapping[int, Sequence[CallFile]], number: Numbering, problems: list[str] | None = None
+    path: Path, files: Mapping[int, Sequence[CallFile]], numbering: Numbering, problems: list[str] | None = None
 ) -> RunData:
-    """Some files of a dump as a run, its steps numbered as told. `path` is what the run is called, and no more."""
+    """Some files of a dump as a run, with its steps by `numbering`. `path` is only the name of the run."""
     opened = Files()
-    ranks = {rank: _open_rank(rank, path, found, number, opened) for rank, found in files.items()}
-    settings = {"format": "hooktools", "steps": number.described, "epochs": number.epochs}
+    ranks = {rank: _open_rank(rank, path, of_rank, numbering, opened) for rank, of_rank in files.items()}
+    settings = {"format": "hooktools", "steps": numbering.described, "epochs": numbering.epochs}
     info = RunInfo(
         astray="", created=_modified(path), framework="torch", world_size=max(ranks, default=0) + 1, settings=settings
     )
@@ -70,76 +71,78 @@ def open_files(
 
 
 class HooktoolsRank(DumpRank):
-    """One rank, which knows the file of each call."""
+    """One rank. `files` has the file of each row of `calls`."""
 
     def __init__(self, rank: int, source: DumpSource, files: list[Path]) -> None:
         super().__init__(rank, source)
         self.files = files
-        """Of each row of `calls`, its file."""
 
 
-def _open_rank(rank: int, path: Path, files: Sequence[CallFile], number: Numbering, opened: Files) -> HooktoolsRank:
-    rows, placed = DumpRows(), list[Path]()
-    steps: dict[int, list[SavedCall]] = {}
+def _open_rank(rank: int, path: Path, files: Sequence[CallFile], numbering: Numbering, opened: Files) -> HooktoolsRank:
+    rows, call_files = DumpRows(), list[Path]()
+    steps: dict[int, list[DumpedCall]] = {}
     damaged: list[tuple[CallFile, str]] = []
     for file in files:
         try:
-            saved = read_file(file, opened)
+            call = read_file(file, opened)
         except CheckpointError as error:
             damaged.append((file, str(error)))
             continue
-        steps.setdefault(number[file.label], []).append(saved)
+        steps.setdefault(numbering[file.label], []).append(call)
     for step, calls in sorted(steps.items()):
-        _StepReader(rows, step, opened, placed).gather(calls)
+        _StepBuilder(rows, step, opened, call_files).add(calls)
     if damaged and not steps:
         raise RunError(f"None of the {counted(len(damaged), 'file')} in {path} can be read. {damaged[0][1]}")
-    for text in _told(path, damaged):
+    for text in _describe_damaged(path, damaged):
         rows.problem(text)
-    for text, count in Counter(one for calls in steps.values() for saved in calls for one in saved.problems).items():
+    problems = Counter(problem for calls in steps.values() for call in calls for problem in call.problems)
+    for text, count in problems.items():
         rows.problem(text if count == 1 else f"{text} So it is {count:,} times.")
-    return HooktoolsRank(rank, rows.source(complete=not damaged), placed)
+    return HooktoolsRank(rank, rows.source(complete=not damaged), call_files)
 
 
-class _StepReader:
-    """Puts the calls of a step into rows, in the order in which their tensors were seen."""
+class _StepBuilder:
+    """Adds the calls of a step to the rows, in the order in which their tensors were observed."""
 
-    def __init__(self, rows: DumpRows, step: int, opened: Files, placed: list[Path]) -> None:
-        self._rows, self._step, self._opened, self._placed = rows, step, opened, placed
+    def __init__(self, rows: DumpRows, step: int, opened: Files, call_files: list[Path]) -> None:
+        self._rows, self._step, self._opened, self._call_files = rows, step, opened, call_files
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._known: dict[int, int] = {}  # the row of a call by what its file says of its order
-        self._open: list[tuple[int, int, SavedCall]] = []  # forward calls whose outputs come later: order, row, file
+        self._seqs: dict[int, int] = {}  # the number of a call in the rows by that in its file
+        self._open: list[
+            tuple[int, int, DumpedCall]
+        ] = []  # forward calls whose outputs come later: number in the file, in the rows
 
-    def gather(self, calls: list[SavedCall]) -> None:
+    def add(self, calls: list[DumpedCall]) -> None:
         """Add every call."""
-        for saved in sorted(calls, key=_order):
-            order, parent = saved.number("seq"), saved.number("parent")
-            is_forward = saved.file.phase == "forward"
+        for call in sorted(calls, key=_order):
+            order, parent = call.number("seq"), call.number("parent")
+            is_forward = call.file.phase == "forward"
             self._close_until(parent if is_forward else None)
-            seq = self._call(saved, None if parent is None else self._known.get(parent))
-            self._tensors(seq, saved, late=False)
+            seq = self._call(call, None if parent is None else self._seqs.get(parent))
+            self._tensors(seq, call, at_end=False)
             if order is not None:
-                self._known[order] = seq
+                self._seqs[order] = seq
             if order is not None and is_forward:
-                self._open.append((order, seq, saved))
+                self._open.append((order, seq, call))
             else:
-                self._tensors(seq, saved, late=True)
+                self._tensors(seq, call, at_end=True)
         self._close_until(None)
 
     def _close_until(self, order: int | None) -> None:
-        """Calls that had ended by the time another one inside `order` started: their outputs were seen before it."""
+        """Add the outputs of the calls that ended before a call inside of `order` started."""
         while self._open and self._open[-1][0] != order:
-            _, seq, saved = self._open.pop()
-            self._tensors(seq, saved, late=True)
+            _, seq, call = self._open.pop()
+            self._tensors(seq, call, at_end=True)
 
-    def _call(self, saved: SavedCall, parent: int | None) -> int:
-        said = saved.ours or {}
+    def _call(self, saved: DumpedCall, parent: int | None) -> int:
+        extras = saved.extras or {}
         backward = saved.file.phase != "forward"
         number = saved.number("call")
         if number is None:
             number = self._counts[saved.file.phase, saved.site]
             self._counts[saved.file.phase, saved.site] += 1
-        self._placed.append(saved.file.path)
-        args = said.get("args")
+        self._call_files.append(saved.file.path)
+        args = extras.get("args")
         return self._rows.call(
             saved.site,
             saved.type,
@@ -150,30 +153,30 @@ class _StepReader:
             phase="backward" if backward else "forward",
             parent=parent,
             args=args if isinstance(args, str) else None,
-            recompute=said.get("recompute") is True,
+            recompute=extras.get("recompute") is True,
         )
 
-    def _tensors(self, seq: int, saved: SavedCall, *, late: bool) -> None:
-        """Add the tensors that were seen when the call started, or `late`: when it ended."""
-        at_end = LATE[saved.file.phase]
+    def _tensors(self, seq: int, saved: DumpedCall, *, at_end: bool) -> None:
+        """Add the tensors that were observed when the call started, or those when it ended."""
+        role_at_end = ROLE_AT_END[saved.file.phase]
         for role, path, name, stored in saved.tensors:
-            if (role == at_end) is late:
+            if (role == role_at_end) is at_end:
                 place = f"{saved.file.path} ({printable(name)})"
                 values = ValueLocation(place, partial(read_whole, stored, self._opened), stored.spec.nbytes)
                 self._rows.tensor(seq, role, path, stored.spec.dtype, stored.spec.shape, values=values)
 
 
-def _order(saved: SavedCall) -> tuple[int, int, int]:
-    """Where in its step a call comes: as its file says, else by phase and number."""
+def _order(saved: DumpedCall) -> tuple[int, int, int]:
+    """The position of a call in its step: by its file's own number, otherwise by phase and number of the file."""
     order = saved.number("seq")
     phase = list(PARTS).index(saved.file.phase)
     return (0, order, phase) if order is not None else (1, phase, saved.file.number)
 
 
 def _gaps(folder: Path, files: Sequence[CallFile]) -> Iterator[str]:
-    """Which files are missing: those of a phase are numbered from 0 on, through all epochs and steps."""
+    """Sentences about missing files: those of a phase are numbered from 0 on, through all epochs and steps."""
     if not any(file.path.parent.parent.parent.is_relative_to(folder) for file in files):
-        return  # an epoch or a step, whose numbers begin anywhere
+        return  # the folder of an epoch or a step, whose numbers do not begin at 0
     for phase in PARTS:
         numbers = {file.number for file in files if file.phase == phase}
         missing = max(numbers) + 1 - len(numbers) if numbers else 0
@@ -182,35 +185,35 @@ def _gaps(folder: Path, files: Sequence[CallFile]) -> Iterator[str]:
             yield f"{counted(missing, 'file')} of {folder} are not there, the first of them {file_name(phase, first)}."
 
 
-def _told(path: Path, damaged: list[tuple[CallFile, str]]) -> Iterator[str]:
-    """Which files cannot be read, and of which modules they are where that is written down."""
+def _describe_damaged(path: Path, damaged: list[tuple[CallFile, str]]) -> Iterator[str]:
+    """Sentences about files that cannot be read, with their modules where the index has them."""
     if not damaged:
         return
     modules = _modules(path)
-    for file, why in damaged[:MOST_TOLD]:
+    for file, why in damaged[:MOST_REPORTED]:
         module = modules.get(_tail(file.path))
         yield why + (f" It is the {file.phase} of {printable(module)}." if module else "")
-    if len(damaged) > MOST_TOLD:
-        yield f"{len(damaged) - MOST_TOLD:,} more files of {path} cannot be read."
+    if len(damaged) > MOST_REPORTED:
+        yield f"{len(damaged) - MOST_REPORTED:,} more files of {path} cannot be read."
 
 
 def _modules(path: Path) -> dict[str, str]:
-    """The module of each file, from the JSON in the folder that was opened, if there is one."""
-    found: dict[str, str] = {}
-    for entry in enclosure.entries(path) if path.is_dir() else ():
+    """The module of each file, from the index in the opened folder, if there is one."""
+    modules: dict[str, str] = {}
+    for entry in safe_paths.entries(path) if path.is_dir() else ():
         if entry.name.startswith(INDEX) and entry.suffix == ".json":
             try:
-                said = json.loads(enclosure.text(entry))
+                index = json.loads(safe_paths.read_text_file(entry))
             except (RunError, ValueError, RecursionError):
                 continue
-            for module, paths in said.items() if isinstance(said, dict) else ():
+            for module, paths in index.items() if isinstance(index, dict) else ():
                 listed = paths if isinstance(paths, list) else []
-                found |= {_tail(Path(one)): module for one in listed if isinstance(one, str)}
-    return found
+                modules |= {_tail(Path(file)): module for file in listed if isinstance(file, str)}
+    return modules
 
 
 def _tail(path: Path) -> str:
-    """What a file's path has in common with the one that was written down, wherever the dump was moved."""
+    """The end of a file's path, which stays the same when the dump is moved."""
     return "/".join(path.parts[-5:])
 
 
@@ -222,63 +225,63 @@ def _modified(path: Path) -> str:
 # -- one file ----------------------------------------------------------------------------------------------------------
 
 LONGEST_NAME = 100
-"""A module's repr beyond this is cut: that of a whole model has thousands of lines."""
+"""The most characters of a module's repr: that of a whole model has thousands of lines."""
 
 KINDS = ("module", "function", "op", "parameter", "collective", "custom")
 
-WAY_OUT = (
+SUGGESTION = (
     "Where such objects can be loaded, put plain tensors in their place: data = torch.load(file, weights_only=False), "
     "then torch.save({'module_name': data.module_name, 'input': data.input, 'output': …}, file)."
 )
 
 
-class SavedCall(NamedTuple):
-    """One file, read: the call, and where its tensors lie."""
+class DumpedCall(NamedTuple):
+    """The content of one file: the call, and the locations of its tensors."""
 
     file: CallFile
     kind: Kind
     site: str
     type: str
     tensors: list[tuple[Role, str, str, Stored]]  # role, path, name in the file
-    ours: Mapping[str, Any] | None  # what a file of ours says besides
+    extras: Mapping[str, Any] | None  # the other keys of a file that astray wrote
     problems: list[str]
 
     def number(self, name: str) -> int | None:
-        """A number that a file of ours says; None when it does not, or it is none that can be."""
-        value = (self.ours or {}).get(name)
+        """A number in a file that astray wrote; None when it is missing or impossible."""
+        value = (self.extras or {}).get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
 
 
-def read_file(file: CallFile, opened: Files) -> SavedCall:
-    """What a file holds. Raises CheckpointError when it cannot be read."""
+def read_file(file: CallFile, opened: Files) -> DumpedCall:
+    """Read a file. Raises CheckpointError when it cannot be read."""
     contents = open_any(file.path, opened, unwrap)
     others = contents.others
     name = others.get("module_name")
     if not isinstance(name, str):
         raise CheckpointError(_no_call(file, contents))
-    ours = others if isinstance(others.get("astray"), int) else None
-    kind, site, type = _named(name, file, others) if ours is None else _as_told(name, others)
-    tensors, strange = list[tuple[Role, str, str, Stored]](), list[str]()
+    extras = others if isinstance(others.get("astray"), int) else None
+    kind, site, type = _identify_original(name, file, others) if extras is None else _identify(name, others)
+    tensors, unknown = list[tuple[Role, str, str, Stored]](), list[str]()
     for full, stored in contents.tensors.items():
-        place = role_of(file.phase, _as_now(full, file, contents) if ours is None else full)
+        place = role_of(file.phase, _normalise(full, file, contents) if extras is None else full)
         if place is None:
-            strange.append(full.partition(".")[0])
+            unknown.append(full.partition(".")[0])
         else:
             tensors.append((*place, full, stored))
     problems = [
-        f"Files such as {file.path} hold {printable(part)!r}, which is no part of a call, and is not read."
-        for part in dict.fromkeys(strange)
+        f"Files such as {file.path} hold {printable(part)!r}, which is not a part of a call, and is not read."
+        for part in dict.fromkeys(unknown)
     ]
     for full, other in others.items():
         if isinstance(other, Unread) and other.tensors:
-            problems.append(f"{printable(full)} of {printable(site)} is {other}. {WAY_OUT}")
-    return SavedCall(file, kind, site, type, tensors, ours, problems)
+            problems.append(f"{printable(full)} of {printable(site)} is {other}. {SUGGESTION}")
+    return DumpedCall(file, kind, site, type, tensors, extras, problems)
 
 
-def _as_now(full: str, file: CallFile, contents: CheckpointContents) -> str:
-    """The name of a tensor in a file of hooktools as ours would have it.
+def _normalise(full: str, file: CallFile, contents: CheckpointContents) -> str:
+    """The name of a tensor in a file of hooktools as in a file of astray.
 
-    Gradients came in a tuple, even the one gradient of a lone output: that is the output itself.
+    hooktools has gradients in a tuple, even the gradient of a single output; astray has that without the tuple.
     """
     if file.phase != "backward" or full != "output.0":
         return full
@@ -286,20 +289,21 @@ def _as_now(full: str, file: CallFile, contents: CheckpointContents) -> str:
     return full if several else "output"
 
 
-def _as_told(name: str, said: Mapping[str, Any]) -> tuple[Kind, str, str]:
-    kind = said.get("kind")
-    type = said.get("module_type")
+def _identify(name: str, content: Mapping[str, Any]) -> tuple[Kind, str, str]:
+    """Kind, site and type of a call in a file that astray wrote."""
+    kind = content.get("kind")
+    type = content.get("module_type")
     return cast(Kind, kind if kind in KINDS else "module"), name, type if isinstance(type, str) else ""
 
 
-def _named(name: str, file: CallFile, said: Mapping[str, object]) -> tuple[Kind, str, str]:
-    """What a call was, from what hooktools wrote: a repr, the full name of a function, or that of a parameter."""
+def _identify_original(name: str, file: CallFile, content: Mapping[str, object]) -> tuple[Kind, str, str]:
+    """Kind, site and type from hooktools' own name: a repr, the full name of a function, or that of a parameter."""
     if file.phase == "gradient":
         return "parameter", name, "Parameter"
-    if "(" not in name and said.get("classify") != CLASSES["module"]:
+    if "(" not in name and content.get("classify") != CLASSES["module"]:
         return "function", f"/{name.rpartition('.')[2]}", name
     line = " ".join(name.split())
-    if len(line) > LONGEST_NAME:  # the rest tells it from others that begin alike
+    if len(line) > LONGEST_NAME:  # with a checksum, since others may begin alike
         line = f"{line[:LONGEST_NAME]}… {zlib.crc32(name.encode(errors='replace')):08x}"
     return "module", printable(line, 2 * LONGEST_NAME), name.partition("(")[0]
 
@@ -307,5 +311,5 @@ def _named(name: str, file: CallFile, said: Mapping[str, object]) -> tuple[Kind,
 def _no_call(file: CallFile, contents: CheckpointContents) -> str:
     for what in contents.others.values():
         if isinstance(what, Unread) and what.why:
-            return f"{file.path} holds {what}. {WAY_OUT}"
+            return f"{file.path} holds {what}. {SUGGESTION}"
     return f"{file.path} holds no call of hooktools: it has no module_name."

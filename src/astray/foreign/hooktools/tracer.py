@@ -1,7 +1,7 @@
-"""`Tracer`: a `Recorder` that writes hooktools' files, and the YAML file that says what it records.
+"""`Tracer`: a `Recorder` that writes hooktools' files, and the YAML file that configures it.
 
-Each `trace` … `untrace` is a recording of its own, so that nothing remains on the model in between; the numbers of the
-files go on from one to the next.
+Each `trace` … `untrace` is a recording of its own, so that no hook remains on the model in between; the numbers of the
+files continue from one to the next.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from astray.foreign.hooktools.translator import STACKS, translate
 from astray.foreign.live_writer import live_writer
 from astray.log import logger
 from astray.process import absolute
-from astray.records import NOTHING, ROOT
+from astray.records import ANY_CALL, ROOT
 from astray.store import BackgroundWriter
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 from astray.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ FORWARD, BACKWARD = ("forward",), ("backward",)
 PHASES: dict[int, tuple[str, ...]] = {0: (), 1: FORWARD, 2: BACKWARD, 3: FORWARD + BACKWARD}
 """What each trace_mode records."""
 
-HOMES = ("torch.nn.functional", "torch", "torch.Tensor")
-"""Where functions are looked for that are given by the beginning of their names."""
+FUNCTION_MODULES = ("torch.nn.functional", "torch", "torch.Tensor")
+"""Where functions are searched that the user selects by a part of their names."""
 
 
 class ParameterGradient(dict[str, Any]):
@@ -56,53 +56,53 @@ class Tracer:
     >>> model(batch).sum().backward()
     >>> trace.untrace()
 
-    config: a YAML file, or a dict of what would stand in it; `astray help hooktools` has every key.
+    config: a YAML file, or a dict with its content; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given, model: nn.Module) -> None:
         self._config = TracerConfig.read(config)
-        adapter_for(model)  # says so if it is none
+        adapter_for(model)  # raises RecordError if it is not a model
         self._model = model
         self._label = Label()
         self._labels: list[Label] = []
         self._recorder: BaseRecorder | None = None
-        self._intake: BackgroundWriter | None = None  # of the recorder
-        self._told: set[tuple[str, str]] = set()
+        self._writer: BackgroundWriter | None = None  # of the recorder
+        self._reported: set[tuple[str, str]] = set()
         self._series = FileSeries(self._config.log_dir, self._config.tracer_name, int(time.time()))
-        while self._series.folder.exists():  # another tracer's, of this second
+        while self._series.folder.exists():  # of another tracer made in the same second
             self._series.stamp += 1
-        self._say(f"{self._config}")
+        self._print(f"{self._config}")
 
     @property
     def folder(self) -> Path:
-        """The folder of the run, in which the files are."""
+        """The folder of the run's files."""
         return self._series.folder
 
     def trace(self, epoch: int = -1, step: int = -1) -> None:
-        """Record from here on. What was being recorded already goes on under the new epoch and step."""
+        """Record from here on. If a recording is running, it continues under the new epoch and step."""
         if not self._config.phases:
             return
         self._set(epoch, step)
         if self._recorder is None:
             self._labels = [self._label]
             self._recorder = self._start()
-            self._say(f"tracing epoch {epoch}, step {step} into {self.folder}")
+            self._print(f"tracing epoch {epoch}, step {step} into {self.folder}")
 
     def untrace(self) -> None:
-        """Record no more. Every hook is gone, and every file is there."""
+        """End the recording: every hook is removed, and every file written."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         recorder.stop()
         self._label = Label()
-        self._tell(recorder, self._intake)
+        self._report(recorder, self._writer)
 
     def update_step(self, step: int) -> None:
-        """What runs from here on is this step."""
+        """Set the step of what runs from here on."""
         self._set(self._label.epoch, step)
 
     def update_epoch(self, epoch: int) -> None:
-        """What runs from here on is in this epoch."""
+        """Set the epoch of what runs from here on."""
         self._set(epoch, self._label.step)
 
     def trace_gradient(self, epoch: int = -1, step: int = -1) -> None:
@@ -112,7 +112,7 @@ class Tracer:
         self._set(epoch, step)
         from torch import nn
 
-        # A recorder that observes nothing: values are handed to it.
+        # A recorder that observes nothing; values are passed to `save`.
         with BaseRecorder(
             self._config.log_dir,
             nn.Identity(),
@@ -121,12 +121,12 @@ class Tracer:
             phases=FORWARD,
         ) as saving:
             for name, parameter in self._model.named_parameters():
-                if self._config.wants(name):
+                if self._config.selects(name):
                     pair = ParameterGradient(gradient=parameter.detach(), gradient_grad=parameter.grad)
                     saving.save(name, pair, gradient=False)
 
     def _set(self, epoch: int, step: int) -> None:
-        label = Label(_whole("epoch", epoch), _whole("step", step))
+        label = Label(_step_number("epoch", epoch), _step_number("step", step))
         if self._recorder is not None and label != self._label:
             self._labels.append(label)  # before the step ends: the files of the next are named after it
             self._recorder.step()
@@ -135,14 +135,14 @@ class Tracer:
     def _start(self) -> BaseRecorder:
         config, open_writer = self._config, live_writer(self._make(self._labels))
 
-        def remembering(path: Path, rank: int, **more: Any) -> BackgroundWriter:
-            self._intake = open_writer(path, rank, **more)
-            return self._intake
+        def open_and_keep(path: Path, rank: int, **options: Any) -> BackgroundWriter:
+            self._writer = open_writer(path, rank, **options)
+            return self._writer
 
         return BaseRecorder.discovering(
             config.log_dir,
-            adapter_for(self._model, others=not config.only_model),
-            writer=remembering,
+            adapter_for(self._model, discovers=not config.only_model),
+            writer=open_and_keep,
             level=("module",) if config.functions is None else ("module", "function"),
             keep="tensors",
             phases=config.phases,
@@ -151,36 +151,38 @@ class Tracer:
             functions=config.functions or None,
         ).start()
 
-    def _make(self, labels: list[Label]) -> MakesTranslator:
-        """Makes what writes rows as files of these epochs and steps."""
+    def _make(self, labels: list[Label]) -> TranslatorFactory:
+        """Makes the translator into files of these epochs and steps."""
         return partial(translate, series=self._series, labels=lambda step: labels[min(step, len(labels) - 1)])
 
-    def _tell(self, recorder: BaseRecorder, intake: BackgroundWriter | None) -> None:
-        """Say what could not be traced, each thing once, and what was, if that was asked for."""
+    def _report(self, recorder: BaseRecorder, writer: BackgroundWriter | None) -> None:
+        """Log what could not be traced, each thing once, and print the number of files with `verbose`."""
         summary = recorder.summary()
         if summary.startswith("nothing"):
             logger.warning("%s", summary)
-        for missed in intake.end.missed if intake is not None and intake.end is not None else ():
-            if missed.what not in (NOTHING, STACKS) and (missed.what, missed.why) not in self._told:
-                self._told.add((missed.what, missed.why))
+        for missed in writer.end.missed if writer is not None and writer.end is not None else ():
+            if missed.what not in (ANY_CALL, STACKS) and (missed.what, missed.why) not in self._reported:
+                self._reported.add((missed.what, missed.why))
                 logger.warning("%s: not traced %s times, because %s", missed.what, missed.count, missed.why)
-        self._say(f"{self.folder} has {', '.join(f'{n:,} {phase}' for phase, n in self._series.counts.items())} files")
+        self._print(
+            f"{self.folder} has {', '.join(f'{n:,} {phase}' for phase, n in self._series.counts.items())} files"
+        )
         if self._config.names_functions:
             for name, calls in sorted(self._series.functions.items()):
-                self._say(f"    {name}: {counted(calls, 'call')}", always=True)
+                self._print(f"    {name}: {counted(calls, 'call')}", always=True)
 
-    def _say(self, what: str, *, always: bool = False) -> None:
+    def _print(self, text: str, *, always: bool = False) -> None:
         if self._config.verbose or always:
-            print(what)  # noqa: T201 - that is what `verbose` asks for
+            print(text)  # noqa: T201 - for `verbose`
 
 
-def _whole(name: str, given: Any) -> int:
+def _step_number(name: str, value: Any) -> int:
     try:
-        number = operator.index(given)  # of numpy's integers too
+        number = operator.index(value)  # accepts numpy's integers too
     except TypeError:
         number = -2
     if not -1 <= number < 10**12:
-        raise RecordError(f"{name}={given!r} cannot be traced: it should be a whole number, or -1 for none.")
+        raise RecordError(f"{name}={value!r} cannot be traced: it should be a whole number, or -1 for none.")
     return number
 
 
@@ -201,16 +203,16 @@ class TracerConfig:
 
     @classmethod
     def read(cls, config: Given) -> TracerConfig:
-        """From a file or a dict. A RecordError says what is wrong, and what would be right."""
+        """From a file or a dict. Raises RecordError."""
         keys = Keys.of(config, RecordError)
         hooks = keys.take("register_hooks", _hooks, (HOOK,))
         mode = keys.take("trace_mode", one_of(0, 1, 2, 3), 0)
-        options = keys.inside("dump_pt_hook_options")
-        modules = options.inside("hook_specifiy_modules", "hook_specify_modules")
+        options = keys.section("dump_pt_hook_options")
+        modules = options.section("hook_specifiy_modules", "hook_specify_modules")
         hacking = keys.take("hacker_non_nn_modules", truth, False)
-        hacker = keys.inside("hacker_options")
+        hacker = keys.section("hacker_options")
         only_input, only_output = keys.take("only_input", truth, False), keys.take("only_output", truth, False)
-        found = cls(
+        checked = cls(
             log_dir=absolute(keys.take("log_dir", text, "./tmp")),
             tracer_name=keys.take("tracer_name", folder_name, ""),
             phases=PHASES[mode] if HOOK in hooks else (),
@@ -222,43 +224,43 @@ class TracerConfig:
             functions=_functions(hacker.take("supported_apis", _apis, ())) if hacking else None,
             names_functions=hacker.take("verbose", truth, False),
         )
-        if not hacking:  # said without being asked for, as in the demo file
+        if not hacking:  # checked without being used, as in the demo file
             hacker.take("supported_apis", _apis, ())
         for part in (modules, options, hacker, keys):
             part.done()
-        return found
+        return checked
 
-    def wants(self, name: str) -> bool:
-        """Whether a name is one of those that were asked for."""
+    def selects(self, name: str) -> bool:
+        """Whether a name is selected."""
         if not self.starts_with and not self.regular_expression:
             return True
-        return name.startswith(self.starts_with) or any(re.search(one, name) for one in self.regular_expression)
+        return name.startswith(self.starts_with) or any(re.search(pattern, name) for pattern in self.regular_expression)
 
     def match(self, model: nn.Module) -> str | None:
-        """What a recorder is told to record these; None for everything.
+        """The recorder's `match` for the selected names; None for everything.
 
-        A name is that of a module in the model; as hooktools knew modules by their reprs, and functions by their full
-        names, those are understood too.
+        Names are those of modules in the model, or as in hooktools the reprs of modules and full names of functions.
         """
         if not self.starts_with and not self.regular_expression:
             return None
-        wanted = [*(f"^{re.escape(one)}" for one in self.starts_with), *self.regular_expression]
+        patterns = [*(f"^{re.escape(start)}" for start in self.starts_with), *self.regular_expression]
         for name, module in model.named_modules():
             described = repr(module) if next(module.children(), None) is None else type(module).__name__
-            if self.wants(described):
-                wanted.append(f"^{re.escape(name or ROOT)}$")
+            if self.selects(described):
+                patterns.append(f"^{re.escape(name or ROOT)}$")
         if self.functions is not None:
-            names = {one.rpartition(".")[2] for one in self.functions or _all_functions() if self.wants(one)}
-            wanted += [f"/{re.escape(one)}$" for one in sorted(names)]
-        return "|".join(f"(?:{one})" for one in wanted)
+            functions = self.functions or _all_functions()
+            names = {function.rpartition(".")[2] for function in functions if self.selects(function)}
+            patterns += [f"/{re.escape(name)}$" for name in sorted(names)]
+        return "|".join(f"(?:{pattern})" for pattern in patterns)
 
 
 def _hooks(value: Any) -> tuple[str, ...]:
-    found = texts(value)
-    for one in found:
-        if one != HOOK:
-            raise ValueError(f"there is no hook {one!r}; there is {HOOK}")
-    return found
+    hooks = texts(value)
+    for hook in hooks:
+        if hook != HOOK:
+            raise ValueError(f"there is no hook {hook!r}; there is {HOOK}")
+    return hooks
 
 
 def _apis(value: Any) -> tuple[str, ...]:
@@ -269,19 +271,19 @@ def _apis(value: Any) -> tuple[str, ...]:
 
 
 def _functions(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Functions that torch has, by their full names."""
+    """The names, checked to be functions of torch."""
     import torch
 
     for name in names:
-        place: Any = torch
+        target: Any = torch
         first, *parts = name.split(".")
         for part in parts if first == "torch" else [None]:
-            place = getattr(place, part, None) if part else None
-            if place is None:
+            target = getattr(target, part, None) if part else None
+            if target is None:
                 known = did_you_mean(name, _all_functions())
                 raise RecordError(
-                    f"hacker_options.supported_apis has {name!r}, which is no function of torch.{known} Functions of "
-                    "others are made of torch's; to see what goes in and out of one, use astray.record and rec.save."
+                    f"hacker_options.supported_apis has {name!r}, which is not a function of torch.{known} Functions "
+                    "of others are made of torch's; to see what goes in and out of one, use astray.record and rec.save."
                 )
     return names
 
@@ -289,5 +291,7 @@ def _functions(names: tuple[str, ...]) -> tuple[str, ...]:
 def _all_functions() -> Iterator[str]:
     import torch
 
-    places = {"torch.nn.functional": torch.nn.functional, "torch": torch, "torch.Tensor": torch.Tensor}
-    return (f"{home}.{name}" for home in HOMES for name in dir(places[home]) if not name.startswith("_"))
+    modules = {"torch.nn.functional": torch.nn.functional, "torch": torch, "torch.Tensor": torch.Tensor}
+    return (
+        f"{module}.{name}" for module in FUNCTION_MODULES for name in dir(modules[module]) if not name.startswith("_")
+    )

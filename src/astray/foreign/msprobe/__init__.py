@@ -1,26 +1,22 @@
 """Dumps of msprobe (MindStudio Probe): read, written, and compared as msprobe does.
 
 names.py           the names of entries, read and written
-arguments.py       where msprobe has arguments, and which argument a gradient is of
+arguments.py       the positions of arguments in msprobe, and the argument of a gradient
+leaves.py          the leaves of dump.json, one for each tensor, read and written
+files.py           the folders of a dump, its JSON files, whole or cut, and the files of tensors
 
 reader.py          a dump → a `Run`
-files.py           the folders of a dump and its JSON files, whole or cut
-steps.py           one step → rows
-identities.py      which call an entry is: site, micro step, number
-tensors.py         the leaves of entries and the files of their values → rows
+steps.py           one step of a dump → rows: which call each entry is, and its tensors
 
 translator.py      the rows of a recording → files; which entries are written
 entries.py         one step's rows → the entries of the JSON files
-leaves.py          one tensor → a leaf of dump.json
 
-debugger.py        `PrecisionDebugger` and `seed_all`
-session.py         the recorder behind a debugger, and the entries it is asked for
-configuration.py   config.json, checked
+debugger.py        `PrecisionDebugger` and `seed_all`, and the recording behind a debugger
+configuration.py   config.json, checked; which entries it selects
 
-comparing.py       `compare`: the table as CSV or a workbook
+comparing.py       `compare`: the table as CSV or a workbook; the command
 table.py           the rows of the table
-table_scalars.py   its rows for arguments that are not tensors
-run_names.py       msprobe's names for the tensors of a run
+run_entries.py     the names of a run's tensors as msprobe's entries, and their arguments
 mapping.py         `data_mapping` and `cell_mapping`
 """
 

@@ -1,6 +1,7 @@
 """msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
 
-It is `astray.compare` and a table of it; docs/coming-from/msprobe.md tells where the results differ.
+It runs `astray.compare` and writes the table of its result; docs/coming-from/msprobe.md lists where results differ from
+msprobe's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ AnyPath = str | os.PathLike[str]
 
 _PATHS = ("npu_path", "bench_path", "stack_path", "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")
 _IDLE = ("is_print_compare_log", "diff_analyze", "first_diff_analyze", "summary_compare", "md5_compare")
-"""Options that change nothing: the first divergence is always looked for, and the mode is that of the dumps."""
+"""Options without effect: the first divergence is always searched for, and the dumps determine the mode."""
 
 _REFUSED = {
     "layer_mapping": "Give data_mapping or cell_mapping, or draft a mapping with `astray map` and give it as mapping.",
@@ -64,7 +65,7 @@ def compare(
     mapping: AnyPath | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Compare a dump with that of the bench, and write the table of all tensors. Gives the paths of the files.
+    """Compare a dump with that of the bench, and write the table of all tensors. Returns the paths of the files.
 
     >>> compare({"npu_path": "a/step0/rank0/dump.json", "bench_path": "b/step0/rank0/dump.json"}, "./output")
     [PosixPath('output/compare_result_20261116101500.csv'), PosixPath('output/advisor_20261116101500.txt')]
@@ -82,10 +83,10 @@ def compare(
     """
     for name, given in options.items():
         if name in _REFUSED and given:
-            raise UsageError(f"{name}={given!r} is not there. {_REFUSED[name]}")
+            raise UsageError(f"{name}={given!r} is not supported. {_REFUSED[name]}")
         if name not in _IDLE and name not in _REFUSED:
-            raise UsageError(f"{name}={given!r} is no option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
-    with uncollected():
+            raise UsageError(f"{name}={given!r} is not an option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
+    with garbage_collection_paused():
         return _compare(
             input_param, output_path, stack_mode, auto_analyze, fuzzy_match, xlsx, suffix, data_mapping, cell_mapping,
             mapping,
@@ -105,17 +106,19 @@ def _compare(
     mapping: AnyPath | None,
 ) -> list[Path]:
     npu, bench = _inputs(input_param)
-    asked = MatchingOptions(by="order" if fuzzy_match else "key")
+    options = MatchingOptions(by="order" if fuzzy_match else "key")
     if cell_mapping or mapping:
         modules = of_modules(cell_mapping)
-        asked["mapping"] = modules if modules is not None else mapping
-    npu = _beside(npu, bench)
-    if len(npu.steps) == len(bench.steps) == 1:  # somebody has said which is to be compared with which
-        asked["offset"] = bench.steps[0] - npu.steps[0]
+        options["mapping"] = modules if modules is not None else mapping
+    if len(npu.ranks) == len(bench.ranks) == 1:  # one rank each: these are compared, whatever their numbers
+        (number,), (rank,) = bench.ranks, npu.ranks.values()
+        npu = npu.with_ranks({number: rank})
+    if len(npu.steps) == len(bench.steps) == 1:  # likewise one step each
+        options["offset"] = bench.steps[0] - npu.steps[0]
     entries = mapping_in(data_mapping, "data_mapping")
     candidate, reference = renamed(npu, bench, entries) if entries else (npu, bench)
-    found = compare_runs(reference, candidate, **asked)
-    table = MsprobeTable(found, mode_of(found), npu, bench)
+    comparison = compare_runs(reference, candidate, **options)
+    table = MsprobeTable(comparison, mode_of(comparison), npu, bench)
     if stack_mode is not None:
         table.stacks = stack_mode
     now = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
@@ -123,14 +126,14 @@ def _compare(
     if auto_analyze:
         advice = Path(output_path) / f"advisor{suffix}_{now}.txt"
         with atomic_file(advice) as draft:
-            draft.write_bytes(as_utf8(f"{render(found)}\n"))
+            draft.write_bytes(as_utf8(f"{render(comparison)}\n"))
         files.append(advice)
     return files
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: all rows stay until the end, and it would go through them again and again."""
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause the garbage collector: all rows stay until the end, and it would traverse them again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -160,24 +163,16 @@ def _inputs(given: Mapping[str, Any]) -> tuple[RunData, RunData]:
 
 
 def _write(table: MsprobeTable, stem: Path, now: str, xlsx: bool) -> list[Path]:
-    """A file for each step and rank; their numbers are in its name where there are several."""
+    """Write a file for each step and rank; with several, its name has their numbers."""
     groups = table.groups()
     steps, ranks = {step for step, _ in groups}, {rank for _, rank in groups}
-    write, ending = (write_xlsx, "xlsx") if xlsx else (write_csv, "csv")
+    write, suffix = (write_xlsx, "xlsx") if xlsx else (write_csv, "csv")
     head = header(table.mode, table.stacks)
     files = []
     for (step, rank), rows in groups.items():
-        place = f"_step{step}" * (len(steps) > 1) + f"_rank{rank}" * (len(ranks) > 1)
-        files.append(write(stem.with_name(f"{stem.name}{place}_{now}.{ending}"), head, table.lines(rows)))
+        numbers = f"_step{step}" * (len(steps) > 1) + f"_rank{rank}" * (len(ranks) > 1)
+        files.append(write(stem.with_name(f"{stem.name}{numbers}_{now}.{suffix}"), head, table.lines(rows)))
     return files
-
-
-def _beside(npu: RunData, bench: RunData) -> RunData:
-    """Where each has one rank, these are compared, whatever their numbers."""
-    if len(npu.ranks) == len(bench.ranks) == 1:
-        (number,), (rank,) = bench.ranks, npu.ranks.values()
-        return npu.with_ranks({number: rank})
-    return npu
 
 
 def _stem(npu: RunData) -> str:
@@ -185,9 +180,9 @@ def _stem(npu: RunData) -> str:
     return "debug_compare_result" if kinds == {"custom"} else "compare_result"
 
 
-def mode_of(found: ComparisonData) -> Mode:
-    """What the dumps hold: values, checksums, or statistics."""
-    runs = found.reference, found.candidate
+def mode_of(comparison: ComparisonData) -> Mode:
+    """The mode by what both dumps hold: values, checksums, or statistics."""
+    runs = comparison.reference, comparison.candidate
     if all(_has(run, lambda tensors: tensors.numbers("blob_file") >= 0) for run in runs):
         return "all"
     checksums = all(rank.fingerprints != RankRun.fingerprints for run in runs for rank in run.ranks.values())
@@ -195,8 +190,8 @@ def mode_of(found: ComparisonData) -> Mode:
     return "md5" if checksums or not has_statistics else "summary"
 
 
-def _has(run: RunData, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool:
-    return any(bool(what(rank.tensors).any()) for rank in run.ranks.values())
+def _has(run: RunData, condition: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool:
+    return any(bool(condition(rank.tensors).any()) for rank in run.ranks.values())
 
 
 # -- the table as a file: CSV, or a workbook with a colour for each result ---------------------------------------------
@@ -205,7 +200,7 @@ _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 
 
 def write_csv(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
-    """Write the table; gives its path. Infinity has a space before it, or spreadsheets would take it for a name."""
+    """Write the table, and return its path. Infinity gets a leading space, or spreadsheets would read it as a name."""
     with atomic_file(file) as draft, draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out:
         table = csv.writer(out)
         table.writerow(header)
@@ -219,22 +214,22 @@ def _text(cell: Cell) -> str:
 
 
 def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
-    """Write a workbook; gives its path. What one sheet cannot hold goes on in the next."""
+    """Write a workbook, and return its path. Rows beyond what a sheet can hold go to the next."""
     library = xlsxwriter_module()
     with atomic_file(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})
         book.set_properties({"created": CREATED})
-        left = iter(lines)
-        piece = list(islice(left, SHEET_ROWS - 1))
-        while piece or not book.worksheets():
-            _sheet(book, header, piece)
-            piece = list(islice(left, SHEET_ROWS - 1))
+        remaining = iter(lines)
+        rows = list(islice(remaining, SHEET_ROWS - 1))
+        while rows or not book.worksheets():
+            _add_sheet(book, header, rows)
+            rows = list(islice(remaining, SHEET_ROWS - 1))
         book.close()
     return file
 
 
-def _sheet(book: Any, header: Sequence[str], lines: Sequence[Sequence[Cell]]) -> None:
+def _add_sheet(book: Any, header: Sequence[str], lines: Sequence[Sequence[Cell]]) -> None:
     sheet = book.add_worksheet()
     sheet.freeze_panes(1, 0)
     sheet.autofilter(0, 0, len(lines), len(header) - 1)

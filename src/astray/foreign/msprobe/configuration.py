@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from astray.capture.config_file import load, version_of
+from astray.capture.config_file import file_version, load
 from astray.errors import RecordError
 from astray.foreign.msprobe.translator import Level
 from astray.process import absolute
@@ -122,7 +122,7 @@ class Configuration:
     @property
     def version(self) -> tuple[int, ...]:
         """The version of the file, to notice that it has changed."""
-        return () if self.file is None else version_of(self.file)
+        return () if self.file is None else file_version(self.file)
 
     def read_again(self) -> Configuration:
         """The configuration by the file as it is now, with the same arguments."""
@@ -198,14 +198,14 @@ def _check_keys(section: Mapping[str, Any], known: tuple[str, ...], sections: Co
             raise RecordError(f"{where}{name} is {value!r}, which is not possible here: {REFUSED[name]}")
         if name not in known and name not in sections:
             hint = did_you_mean(name, [*known, *sections]) or f" There are {', '.join(known)}."
-            raise RecordError(f"{where}{name}={value!r} is no key.{hint}")
+            raise RecordError(f"{where}{name}={value!r} is not a key.{hint}")
 
 
 def _task(given: Any) -> str:
     if given is None or given == "":
         return "statistics"
     if isinstance(given, str) and given in _TASKS_REFUSED:
-        raise RecordError(f"task is {given!r}, which is not there. {_TASKS_REFUSED[given]}")
+        raise RecordError(f"task is {given!r}, which is not supported. {_TASKS_REFUSED[given]}")
     if given not in TASKS:
         raise RecordError(f"task is {given!r}. It is one of {', '.join(TASKS)}.{did_you_mean(given, TASKS)}")
     return str(given)
@@ -276,7 +276,7 @@ def scope(given: Any, level: str) -> tuple[str, str] | None:
     for name in given:
         if not re.fullmatch(_NAMES[level], name):
             example = "Module.fc.Linear.forward.0" if level == "L0" else "Functional.linear.0.forward"
-            raise RecordError(f"scope has {name!r}, which is no name of level {level}. They look like {example}.")
+            raise RecordError(f"scope has {name!r}, which is not a name of level {level}. They look like {example}.")
     return given[0], given[1]
 
 

@@ -19,17 +19,17 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 import msgspec
 
 from astray.capture.adapters import adapter_for
-from astray.capture.experiments import seed_all as seed_everything
-from astray.capture.recorder import BaseRecorder, Opens
+from astray.capture.recorder import BaseRecorder, WriterFactory
 from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError, UsageError
+from astray.experiment import seed_all as seed_everything
 from astray.foreign.live_writer import live_writer
 from astray.foreign.msprobe import translate
 from astray.foreign.msprobe.configuration import Configuration, EntryFilter
 from astray.foreign.msprobe.translator import Task
 from astray.log import logger
 from astray.store import BackgroundWriter, RunInfo
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,7 +166,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_
             raise UsageError(f"{name}={given!r} is not possible. It is True or False.")
     if is_enhanced:
         raise UsageError(
-            "is_enhanced=True is not there: random numbers are drawn as the program draws them. Leave it out."
+            "is_enhanced=True is not supported: random numbers are drawn as the program draws them. Leave it out."
         )
     seed_everything(seed, deterministic=mode)
     if rm_dropout:
@@ -333,14 +333,14 @@ class Session:
             from torch import nn
 
             # a model that is never called: functions and saved values are recorded without one
-            adapter = adapter_for(nn.Module(), others=configuration.level != "debug", spelled=True)
+            adapter = adapter_for(nn.Module(), discovers=configuration.level != "debug", spelled=True)
         else:
             adapter = adapter_for(model, spelled=True)
         if not self._overwrite and next(configuration.dump_path.glob("step*/rank*"), None) is not None:
             logger.warning(
                 "%s holds a dump already. What is dumped again replaces the same step.", configuration.dump_path
             )
-        writer: Opens = live_writer(_translator(configuration, adapter.raw_names()))
+        writer: WriterFactory = live_writer(_translator(configuration, adapter.raw_names()))
         settings = recording_options(configuration)
         if rank is not None:  # `start` has checked it against `ranks`
             writer = _WithRank(writer, rank)
@@ -378,25 +378,25 @@ def recording_options(configuration: Configuration) -> RecordingOptions:
     )
 
 
-def _translator(configuration: Configuration, wrapped: dict[str, str]) -> MakesTranslator:
+def _translator(configuration: Configuration, wrapped: dict[str, str]) -> TranslatorFactory:
     return partial(
         translate,
         task="md5" if configuration.md5 and configuration.task == "statistics" else _TASKS[configuration.task],
         level=configuration.level,
-        asked=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
+        make_selector=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
         with_values=partial(_contains_any, configuration.tensors) if configuration.tensors else None,
-        most=configuration.overflows,
+        most_overflows=configuration.overflows,
         extra_info=configuration.extra_info,
         rounded=True,
         wrapped=wrapped,
-        again=True,
+        replace_steps=True,
     )
 
 
 class _WithRank:
     """Opens the writer of the rank that the program passed to `start`."""
 
-    def __init__(self, opens: Opens, rank: int) -> None:
+    def __init__(self, opens: WriterFactory, rank: int) -> None:
         self._opens, self._rank = opens, rank
 
     def __call__(self, path: Path, rank: int, *, info: RunInfo, **known: Any) -> BackgroundWriter:  # noqa: ARG002 - replaced

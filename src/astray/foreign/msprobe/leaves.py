@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,20 +26,26 @@ from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRows, ValueLocation, shape_of
 from astray.foreign.msprobe.files import DATA, load
 from astray.records import Role, Statistics
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.stats import DTYPES
 from astray.store.safe_paths import inside, other_names, plain_files
-from astray.wording import counted
+from astray.wording import counted, numeral
 
 Leaf = dict[str, Any]
+TENSOR_MARK = "<tensor>"
+"""Stands for a tensor among the arguments of a call, as in `Call.args`."""
+
 DEEPEST = 32
-"""Structures nested deeper than this are no arguments."""
+"""Nesting deeper than this is not read: no arguments are so deep."""
+
+MOST_ITEMS = 1 << 16
+"""No call has so many arguments: a larger index in a path of a damaged run must not make a list that long."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 
 
 class DumpTensor(NamedTuple):
-    """A tensor within an argument or a result: its path, and what is said of it."""
+    """A tensor within an argument or a result: its path, and its leaf."""
 
     path: str
     leaf: Leaf
@@ -50,28 +56,28 @@ def walk(value: Any, path: str, depth: int = 0) -> Iterator[DumpTensor]:
     if is_tensor(value):
         yield DumpTensor(path, value)
     elif isinstance(value, (dict, list)) and depth < DEEPEST and not _is_scalar(value):
-        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from walk(one, f"{path}.{name}" if path else str(name), depth + 1)
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from walk(inner, f"{path}.{name}" if path else str(name), depth + 1)
 
 
 def skeleton(value: Any, depth: int = 0) -> Any:
-    """The same value as `Call.args` has it: tensors as a mark, plain values as they are."""
+    """A value of dump.json in the form of `Call.args`: tensors as a mark, plain values as they are."""
     if is_tensor(value):
-        return "<tensor>"
+        return TENSOR_MARK
     if isinstance(value, dict):
         if _is_scalar(value):
-            said = skeleton(value.get("value"), depth + 1) if depth < DEEPEST else "…"
+            plain = skeleton(value.get("value"), depth + 1) if depth < DEEPEST else "…"
             if value["type"] == "torch.Size":
-                return f"torch.Size({said})"
-            return str(said) if isinstance(said, float) and not math.isfinite(said) else said
-        return {name: skeleton(one, depth + 1) for name, one in value.items()} if depth < DEEPEST else "…"
+                return f"torch.Size({plain})"
+            return str(plain) if isinstance(plain, float) and not math.isfinite(plain) else plain
+        return {name: skeleton(inner, depth + 1) for name, inner in value.items()} if depth < DEEPEST else "…"
     if isinstance(value, list):
-        return [skeleton(one, depth + 1) for one in value] if depth < DEEPEST else "…"
+        return [skeleton(inner, depth + 1) for inner in value] if depth < DEEPEST else "…"
     return value
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value stands for a tensor."""
+    """Whether a value of dump.json is the leaf of a tensor."""
     return isinstance(value, dict) and "dtype" in value and "shape" in value
 
 
@@ -79,27 +85,54 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str) and not is_tensor(value)
 
 
-class Tensors:
-    """Adds the tensors of one step of one rank to its rows, and finds their values."""
+def is_invalid_path(parts: Sequence[str]) -> bool:
+    """Whether a path is too deep, or has an index that is too large."""
+    indices = [(part, numeral(part)) for part in parts]
+    too_large = (part.isdecimal() if index is None else index >= MOST_ITEMS for part, index in indices)
+    return len(parts) > DEEPEST or any(too_large)
+
+
+def put(into: Any, parts: Sequence[str], leaf: Leaf) -> None:
+    """Put a leaf at a path, making the lists and dicts in between."""
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(into, list):
+            index: Any = numeral(part)
+            if index is None:
+                return  # the arguments have a list where the path has a key
+            into.extend([None] * (index + 1 - len(into)))
+            held = into[index]
+        else:
+            index, held = part, into.get(part)
+        if last:
+            into[index] = leaf
+            return
+        if not isinstance(held, (list, dict)) or "dtype" in held:
+            held = into[index] = [] if numeral(parts[depth + 1]) is not None else {}
+        into = held
+
+
+class LeafReader:
+    """Adds the tensors of one step of one rank to its rows, and finds the files of their values."""
 
     def __init__(self, rows: DumpRows, folder: Path) -> None:
         self.checksums: set[str] = set()
-        """Which kinds of checksums there are."""
+        """The kinds of checksums in the dump."""
         self._rows, self._folder = rows, folder
         self._data = folder / DATA
-        self._plain = plain_files(self._data)  # nothing has to be followed to them
+        self._plain = plain_files(self._data)  # not links, so that nothing has to be resolved
         self._files = self._plain | other_names(self._data, self._plain) if self._data.is_dir() else set()
         self._home = f"{self._data}{os.sep}"
-        self._told: set[str] = set()
+        self._mentioned: set[str] = set()  # files that an entry has mentioned
         self._missing: list[str] = []
-        self._odd: Counter[str] = Counter()
+        self._unreadable: Counter[str] = Counter()
 
     def add(self, seq: int, role: Role, path: str, leaf: Leaf) -> None:
         """Add a tensor of a call."""
         shape = shape_of(leaf["shape"])
         dtype = leaf["dtype"]
         if shape is None or not isinstance(dtype, str):
-            self._odd[f"the form of a tensor: {str(skeleton([dtype, leaf['shape']]))[:60]}"] += 1
+            self._unreadable[f"the form of a tensor: {str(skeleton([dtype, leaf['shape']]))[:60]}"] += 1
             return
         name = dtype.removeprefix("torch.").removeprefix("mindspore.").lower()
         statistics, note = _read_statistics(leaf, name, shape)
@@ -114,10 +147,10 @@ class Tensors:
             note=missing or note,
         )  # fmt: skip
 
-    def pass_over(self, leaf: Leaf) -> None:
-        """Leave out a tensor that has been added before."""
+    def skip(self, leaf: Leaf) -> None:
+        """Count the file of a tensor that was added before as mentioned."""
         if isinstance(leaf.get("data_name"), str):
-            self._told.add(leaf["data_name"])
+            self._mentioned.add(leaf["data_name"])
 
     def _values(self, file: object, dtype: str, shape: tuple[int, ...]) -> tuple[ValueLocation | None, str | None]:
         if not isinstance(file, str) or file in ("", "-1"):
@@ -127,7 +160,7 @@ class Tensors:
         except RunError as error:
             self._rows.problem(str(error))
             return None, str(error)
-        self._told.add(file)
+        self._mentioned.add(file)
         if file not in self._files:
             self._missing.append(file)
             return None, f"Its values are not there: {file} is missing in {DATA}."
@@ -136,30 +169,30 @@ class Tensors:
         nbytes = math.prod(shape) * DTYPES[dtype].itemsize
         return ValueLocation(path, partial(load, path), nbytes), None
 
-    def _checksum(self, said: object) -> int | None:
-        if not isinstance(said, str):
+    def _checksum(self, text: object) -> int | None:
+        if not isinstance(text, str):
             return None
-        digits = said.removeprefix("0x")
+        digits = text.removeprefix("0x")
         if not _HEXADECIMAL.fullmatch(
             digits[:16]
         ):  # which Python's own reading is not strict about: it takes signs and blanks
             return None
-        self.checksums.add("xor" if said.startswith("0x") else "crc32" if len(digits) == 8 else "md5")
+        self.checksums.add("xor" if text.startswith("0x") else "crc32" if len(digits) == 8 else "md5")
         return int(digits[:16], 16)
 
-    def left(self) -> list[str]:
-        """The files of tensors that no entry has told of, the oldest first."""
-        found = [self._folder / DATA / name for name in self._files - self._told if name.endswith((".pt", ".npy"))]
-        return [path.name for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))]
+    def unmentioned(self) -> list[str]:
+        """The files of tensors that no entry mentions, the oldest first."""
+        paths = [self._folder / DATA / name for name in self._files - self._mentioned if name.endswith((".pt", ".npy"))]
+        return [path.name for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
     def close(self) -> None:
-        """Say what was wrong."""
+        """Report missing files and unreadable entries."""
         if self._missing:
             self._rows.problem(
                 f"{self._folder / DATA} lacks {counted(len(self._missing), 'file')} that dump.json tells of, the first "
                 f"is {self._missing[0]}: those tensors have their statistics alone."
             )
-        for what, count in self._odd.items():
+        for what, count in self._unreadable.items():
             self._rows.problem(
                 f"{self._folder / 'dump.json'} has {counted(count, 'entry')} that cannot be read: {what}."
             )
@@ -168,15 +201,15 @@ class Tensors:
 def _read_statistics(leaf: Leaf, dtype: str, shape: tuple[int, ...]) -> tuple[Statistics | None, str | None]:
     most, least, mean, norm = (_number(leaf.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
     known = DTYPES.get(dtype)
-    if known is not None and known.kind == "complex":  # of magnitudes, where ours are of parts
+    if known is not None and known.kind == "complex":  # msprobe measures magnitudes, astray real and imaginary parts
         return None, None
-    if most is None or least is None:  # an extreme that is missing would read as one that is not finite
+    if most is None or least is None:  # a missing extreme would mean one that is not finite
         return None, None
     size = math.prod(shape)
     if not (math.isfinite(most) and math.isfinite(least)):
         note = f"Some of its elements are not finite: msprobe says that its maximum is {most} and its minimum {least}."
         return Statistics(_finite(least), _finite(most), None, None, None, None, -1, -1, -1, size), note
-    norm = abs(norm) if norm is not None and not shape else norm  # of a single number msprobe gives that number
+    norm = abs(norm) if norm is not None and not shape else norm  # msprobe's norm of a single number is that number
     largest = max(abs(most), abs(least))
     return Statistics(least, most, _finite(mean), None, _finite(norm), largest, -1, -1, -1, size), None
 
@@ -185,10 +218,10 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _number(said: object) -> float | None:
-    if isinstance(said, (bool, int, float)):
+def _number(value: object) -> float | None:
+    if isinstance(value, (bool, int, float)):
         try:
-            return float(said)
+            return float(value)
         except OverflowError:
             return None
     return None
@@ -199,18 +232,18 @@ def _read_placement(leaf: Leaf) -> str | None:
         return None
     placements = leaf.get("placements")
     words = []
-    for one in placements if isinstance(placements, list) else ():
-        for kind, told in one.items() if isinstance(one, dict) else ():
-            inner = "".join(str(skeleton(value)) for value in told.values()) if isinstance(told, dict) else ""
+    for placement in placements if isinstance(placements, list) else ():
+        for kind, options in placement.items() if isinstance(placement, dict) else ():
+            inner = "".join(str(skeleton(value)) for value in options.values()) if isinstance(options, dict) else ""
             words.append(f"{kind}({inner})")
-    told = {"ranks": skeleton(leaf.get("device_mesh")), "placements": words, "shape": None, "offset": None}
-    return json.dumps(told, separators=(",", ":"))
+    content = {"ranks": skeleton(leaf.get("device_mesh")), "placements": words, "shape": None, "offset": None}
+    return json.dumps(content, separators=(",", ":"))
 
 
 # -- a row of `tensors` → a leaf ---------------------------------------------------------------------------------------
 
-TENSOR = "torch.Tensor"
-DISTRIBUTED = "torch.distributed.tensor.DTensor"
+TENSOR_TYPE = "torch.Tensor"
+DISTRIBUTED_TYPE = "torch.distributed.tensor.DTensor"
 
 WIDE = ("float64", "complex128")
 _SIZE = re.compile(r"torch\.Size\(\[((?:\d{1,18}(?:, ?|(?=\])))*)\]\)", re.ASCII)
@@ -220,12 +253,12 @@ _PLACEMENT = re.compile(r"(\w+)\((.*)\)")
 
 
 def leaf_of(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str], rounded: bool = False) -> Leaf:
-    """The leaf of a row of `tensors`. `values` tell the signs of infinities, where they were kept.
+    """The leaf of a row of `tensors`. `values`, where they were kept, show the signs of infinities.
 
-    rounded: Mean and Norm get the digits of a 32-bit float, as msprobe has them of what is no wider. More would seem to
-    be an error to its comparison, which looks at how errors grow, however small.
+    rounded: Mean and Norm are rounded to 32-bit floats, as msprobe has them for dtypes that are no wider. More digits
+    would look like an error to its comparison, which follows the growth of errors however small.
     """
-    leaf: Leaf = {"type": TENSOR, "dtype": f"torch.{row['dtype']}", "shape": list(row["shape"])}
+    leaf: Leaf = {"type": TENSOR_TYPE, "dtype": f"torch.{row['dtype']}", "shape": list(row["shape"])}
     leaf |= _written_statistics(row, values, lost)
     if rounded and row["dtype"] not in WIDE:
         leaf |= {name: _rounded(leaf[name]) for name in ("Mean", "Norm") if leaf[name] is not None}
@@ -236,10 +269,10 @@ def leaf_of(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[
 
 
 def scalar(value: object, lost: Counter[str], word: str = "") -> Leaf | None:
-    """A plain argument, given by the name `word` or by position.
+    """The leaf of a plain argument, passed by the keyword `word` or by position.
 
-    A text that a spreadsheet would take for a formula is refused by msprobe, and is left out. A dtype or a device that
-    was given by position is nothing to it.
+    Text that a spreadsheet would read as a formula is rejected by msprobe's tools, and is left out. msprobe writes an
+    empty leaf for a dtype or a device that was passed by position.
     """
     if value is None:
         return None
@@ -251,17 +284,17 @@ def scalar(value: object, lost: Counter[str], word: str = "") -> Leaf | None:
             return {"type": "torch.memory_format", "format": kind[2].removeprefix("torch.")}
         return {"type": f"torch.{kind[1]}", "value": kind[2]} if word in ("dtype", "device") else {}
     if isinstance(value, str) and (size := _SIZE.fullmatch(value)):
-        return {"type": "torch.Size", "value": [int(one) for one in size[1].split(",") if one.strip()]}
+        return {"type": "torch.Size", "value": [int(number) for number in size[1].split(",") if number.strip()]}
     if isinstance(value, str) and (part := _SLICE.fullmatch(value)):
-        return {"type": "slice", "value": [None if one == "None" else int(one) for one in part.groups()]}
+        return {"type": "slice", "value": [None if bound == "None" else int(bound) for bound in part.groups()]}
     return {"type": type(value).__name__, "value": value}
 
 
 def _rounded(value: float) -> float:
-    """To the digits of a 32-bit float; what is too large for one stays."""
+    """Rounded to a 32-bit float; a number too large for one stays as it is."""
     with np.errstate(over="ignore"):
-        found = float(np.float32(value))
-    return found if math.isfinite(found) else value
+        rounded = float(np.float32(value))
+    return rounded if math.isfinite(rounded) else value
 
 
 def checksum(values: npt.NDArray[Any]) -> str:
@@ -270,54 +303,59 @@ def checksum(values: npt.NDArray[Any]) -> str:
 
 
 def is_finite(leaf: Leaf) -> bool:
-    """Whether the statistics of a leaf tell of finite elements alone."""
+    """Whether the statistics of a leaf are those of finite elements only."""
     return all(math.isfinite(leaf[name]) for name in ("Max", "Min", "Mean", "Norm") if leaf.get(name) is not None)
 
 
 def _written_statistics(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> Leaf:
-    told = {"Max": row["max"], "Min": row["min"], "Mean": row["mean"], "Norm": row["l2"]}
-    found: Leaf = {name: one if one is not None and math.isfinite(one) else None for name, one in told.items()}
+    of_row = {"Max": row["max"], "Min": row["min"], "Mean": row["mean"], "Norm": row["l2"]}
+    leaf: Leaf = {name: _finite(value) for name, value in of_row.items()}
     if row["nan"] and row["nan"] > 0:
-        return dict.fromkeys(found, math.nan)
+        return dict.fromkeys(leaf, math.nan)
     if row["inf"] and row["inf"] > 0:
-        return _with_infinities(found, _signs(row, values, lost))
+        return _with_infinities(leaf, _signs(row, values, lost))
     kind = DTYPES[row["dtype"]].kind if row["dtype"] in DTYPES else "float"
     if kind in ("int", "bool"):
         whole = bool if kind == "bool" else int
-        found |= {name: whole(found[name]) for name in ("Max", "Min") if found[name] is not None}
-    return found
+        leaf |= {name: whole(leaf[name]) for name in ("Max", "Min") if leaf[name] is not None}
+    return leaf
 
 
 def _signs(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> set[float]:
     if values is not None and values.dtype.kind == "f":
-        found = {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
-        if found:  # else the values are not those of the row
-            return found
+        signs = {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
+        if signs:  # otherwise the values are not those of the row
+            return signs
     first = row.get("first_bad_value")
     if row["inf"] > 1:
         lost["the signs of all infinities of a tensor but the first"] += 1
     return {-math.inf} if first is not None and first < 0 else {math.inf}
 
 
-def _with_infinities(found: Leaf, signs: set[float]) -> Leaf:
-    """As the maximum, minimum, sum and norm of all elements come out where some are infinite."""
+def _with_infinities(leaf: Leaf, signs: set[float]) -> Leaf:
+    """The statistics over all elements, including infinite ones of these signs."""
     if math.inf in signs:
-        found["Max"] = math.inf
+        leaf["Max"] = math.inf
     if -math.inf in signs:
-        found["Min"] = -math.inf
-    found["Max"] = -math.inf if found["Max"] is None else found["Max"]
-    found["Min"] = math.inf if found["Min"] is None else found["Min"]
-    return found | {"Mean": math.nan if len(signs) > 1 else next(iter(signs)), "Norm": math.inf}
+        leaf["Min"] = -math.inf
+    leaf["Max"] = -math.inf if leaf["Max"] is None else leaf["Max"]
+    leaf["Min"] = math.inf if leaf["Min"] is None else leaf["Min"]
+    return leaf | {"Mean": math.nan if len(signs) > 1 else next(iter(signs)), "Norm": math.inf}
 
 
 def _written_placement(text: str, lost: Counter[str]) -> Leaf:
     try:
-        told = read_plain(text)
-        placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
-        found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
-                 {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip
+        content = parse_json(text)
+        matches = [_PLACEMENT.fullmatch(word) for word in content["placements"]]
+        placements = [
+            {"Shard": {"dim": int(match[2])}}
+            if match[1] == "Shard"
+            else {match[1]: {"reduce_op": match[2]} if match[2] else {}}
+            for match in matches
+            if match
+        ]
     except (ValueError, KeyError, TypeError):
         lost["how a distributed tensor is placed"] += 1
         return {}
-    lost["which part of a distributed tensor it is"] += 1  # msprobe names the ranks of the mesh, we its shape
-    return {"type": DISTRIBUTED, "placements": found}
+    lost["which part of a distributed tensor it is"] += 1  # msprobe records the ranks of the mesh, astray its shape
+    return {"type": DISTRIBUTED_TYPE, "placements": placements}

@@ -1,9 +1,9 @@
 """The names of msprobe's entries, read and written: `Module.layers.0.attn.Attn.forward.0`, `Tensor.__add__.3.backward`.
 
-A name counts its calls through the whole step, while a key of ours counts those of a site in a micro step; only the
-reader and the writer, who see a whole step, can turn one into the other. Operators are recorded under their own names
-by msprobe (`Tensor.__radd__`) and under those of their functions by astray (`torch.Tensor.add`). How a function was
-called is known of a recording for msprobe's files (`Spelling`); of other runs the text of the line has to tell.
+A name counts its calls through the whole step, while astray's key counts those of a site in a micro step; only the
+reader and the writer, which see a whole step, can convert one into the other. msprobe records operators under their own
+names (`Tensor.__radd__`), astray under those of their functions (`torch.Tensor.add`). A recording for msprobe's files
+knows how a function was called (`Spelling`); for other runs it is derived from the line of the call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PREFIXES = sorted(
 _VARIABLE_FUNCTIONS = frozenset(
     {"gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"}
 )
-"""What torch's modules call as functions of torch._VF; they are those of torch, as which astray sees them."""
+"""What torch's modules call as functions of torch._VF; astray records them as those of torch, which they are."""
 
 _OPERATORS = {
     "add": "__add__", "sub": "__sub__", "mul": "__mul__", "div": "__truediv__", "remainder": "__mod__",
@@ -54,13 +54,13 @@ _OPERATORS = {
     "add_": "__iadd__", "sub_": "__isub__", "mul_": "__imul__", "div_": "__itruediv__",
     "remainder_": "__imod__", "floor_divide_": "__ifloordiv__",
 }  # fmt: skip
-"""What torch calls for an operator, and the operator."""
+"""The method that torch calls for an operator, and the operator's."""
 
 _SIGNS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
     "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
 }  # fmt: skip
-"""How Python calls the methods of its operators."""
+"""Python's names for its operators, without the underscores."""
 
 _FUNCTIONS = {operator: function for function, operator in _OPERATORS.items()} | {
     "__radd__": "add", "__rmul__": "mul", "__div__": "div", "__idiv__": "div_", "__rtruediv__": "__rdiv__",
@@ -83,12 +83,12 @@ _POSITIONS = {
     "nll_loss": {"weight": 2},
     "rms_norm": {"weight": 2},
 }
-"""Tensors that torch.nn.functional hands on by keyword however they were given, which is how astray sees them, and the
-positions at which torch's own modules give them, which is how msprobe sees them."""
+"""Tensors that torch.nn.functional passes on by keyword however the caller passed them, as astray records them, and the
+positions at which torch's own modules pass them, as msprobe records them."""
 
 
 class Entry(NamedTuple):
-    """An entry's name, taken apart. `path` is a module's path, or a function's name."""
+    """An entry's name in its parts. `path` is a module's path, or a function's name."""
 
     what: What
     path: str
@@ -98,7 +98,7 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What astray calls it."""
+        """The kind of call in astray's records."""
         if self.what == "gradient":
             return "parameter"
         if self.what == "module":
@@ -109,23 +109,25 @@ class Entry(NamedTuple):
 
 
 def parse(name: str, framework: str = "pytorch") -> Entry | None:
-    """What an entry's name says; None when it is none.
+    """An entry's name in its parts; None when the text is not such a name.
 
     >>> parse("Module.layers.0.attn.Attn.forward.1")
     Entry(what='module', path='layers.0.attn', type='Attn', phase='forward', number=1)
     >>> parse("Tensor.__add__.3.backward")
     Entry(what='function', path='add', type='torch.Tensor.add', phase='backward', number=3)
     """
-    if found := _MODULE.fullmatch(name):
-        _, path, type, phase, number = found.groups()
+    if match := _MODULE.fullmatch(name):
+        _, path, type, phase, number = match.groups()
         site = path or ROOT
         if phase == GRADIENTS:
             return Entry("gradient", site, type, "backward", int(number or 0))
         return Entry("module", site, type, phase, int(number or 0))  # type: ignore[arg-type]
-    if found := _FUNCTION.fullmatch(name):
-        prefix, api, number, phase = found.groups()
+    if match := _FUNCTION.fullmatch(name):
+        prefix, api, number, phase = match.groups()
         homes = _MINDSPORE if framework == "mindspore" else _HOMES
-        if prefix == "Aten" and framework != "mindspore":  # as astray calls an operator, `default` when it has no name
+        if (
+            prefix == "Aten" and framework != "mindspore"
+        ):  # in astray's form, with the overload `default` if there is none
             packet, _, overload = api.partition(".")
             return Entry("function", f"aten.{packet}", f"aten.{packet}.{overload or 'default'}", phase, int(number))  # type: ignore[arg-type]
         if prefix == "VF" and api in _VARIABLE_FUNCTIONS:
@@ -136,7 +138,7 @@ def parse(name: str, framework: str = "pytorch") -> Entry | None:
 
 
 def short(type: str) -> str:
-    """What stands in a site for a function: `torch.Tensor.__getitem__` is `getitem`.
+    """A function's name as in a site: `torch.Tensor.__getitem__` is `getitem`.
 
     >>> short("torch.nn.functional.linear"), short("torch.Tensor.__rsub__")
     ('linear', 'rsub')
@@ -151,9 +153,9 @@ def module_stem(path: str, type: str) -> str:
 
 
 def function_stem(type: str, code: str, spelling: Spelling | None = None, with_number: bool = False) -> str | None:
-    """The name of a function's entries without number and phase; None when msprobe has no word for where it is from.
+    """The name of a function's entries without number and phase; None when msprobe has no prefix for its module.
 
-    code: the line it was called in, which tells `x + y` from `x.add(y)` where there is no `spelling`.
+    code: the line of the call, which distinguishes `x + y` from `x.add(y)` where there is no `spelling`.
     with_number: whether its second argument is not a tensor, so that it may be `1 + x`.
 
     >>> function_stem("torch.nn.functional.relu", ""), function_stem("torch.Tensor.add", "x = x + y")
@@ -181,20 +183,20 @@ def _operator(api: str, code: str) -> str:
 
 
 def _spelled(api: str, spelling: Spelling, with_number: bool) -> str:
-    """What a method of a tensor is called in the way it was called."""
+    """The name of a tensor's method by how the call was written."""
     sign = spelling.operator.removesuffix("=")
     if not spelling.operator:
         is_method = spelling.name.startswith("__") and spelling.name.endswith("__")
         return spelling.name if is_method and api in (_FUNCTIONS.get(spelling.name), spelling.name) else api
     if api.startswith("__") or sign not in _SIGNS:
-        return _OPERATORS.get(api, api)  # `x < 1`, `-x`, and what has the name of its operator already
+        return _OPERATORS.get(api, api)  # `x < 1`, `-x`, and methods named after their operator already
     if spelling.operator != sign and api.endswith("_"):
         return f"__i{_SIGNS[sign]}__"
     return f"__r{_SIGNS[sign]}__" if with_number and spelling.reflected else f"__{_SIGNS[sign]}__"
 
 
 def positional(function: str, path: str) -> str:
-    """The path of an argument as msprobe sees it: by position.
+    """msprobe's path of an argument: by position.
 
     >>> positional("layer_norm", "kwargs.weight"), positional("layer_norm", "0"), positional("relu", "kwargs.inplace")
     ('2', '0', 'kwargs.inplace')
@@ -204,7 +206,7 @@ def positional(function: str, path: str) -> str:
 
 
 def by_keyword(function: str, path: str) -> str:
-    """The path of an argument as astray sees it: by keyword, where the function hands it on so.
+    """astray's path of an argument: by keyword, where the function passes it on like that.
 
     >>> by_keyword("layer_norm", "2"), by_keyword("layer_norm", "0")
     ('kwargs.weight', '0')

@@ -1,8 +1,8 @@
 """Writes a rank's rows as msprobe's files: `step0/rank/dump.json` and those beside it, which msprobe's tools open.
 
-Tensors are written as they come, the JSON files whole each time something is new: a draft that takes their place, so
-that a kill leaves the last state that was written and never half a file. An entry is encoded again when it changed. One
-that is not asked for uses up its number all the same, so that the others have the names they would have in a full dump.
+Tensors are written as they come. The JSON files are rewritten whole when something is new: a draft replaces the file,
+so that a kill leaves the last state and never half a file. An entry is encoded again only when it has changed. An entry
+that is not selected uses up its number all the same, so that the others have the names they would have in a full dump.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from astray.errors import RunExists, UsageError
 from astray.foreign import array_files
 from astray.foreign.array_files import TorchTensor
 from astray.foreign.msprobe.entries import StepEntries
+from astray.foreign.msprobe.files import DATA, FILES
 from astray.foreign.msprobe.leaves import Leaf, checksum, is_finite, leaf_of
 from astray.store.run import RankRun
 from astray.store.run_info import End, RunInfo
@@ -29,10 +30,8 @@ from astray.wording import did_you_mean
 Task = Literal["statistics", "tensor", "md5", "structure", "overflow_check"]
 Level = Literal["L0", "L1", "mix", "debug"]
 
-DATA = "dump_tensor_data"
-FILES = ("dump.json", "stack.json", "construct.json", "debug.json")
-BESIDE = "astray"
-"""The key of dump.json under which we keep what msprobe has no word for."""
+EXTRAS = "astray"
+"""The key of dump.json for what msprobe's format cannot express."""
 
 
 def translate(
@@ -43,27 +42,28 @@ def translate(
     overwrite: bool = False,
     task: Task | None = None,
     level: Level | None = None,
-    asked: MakesAsked | None = None,
+    make_selector: MakesSelector | None = None,
     with_values: Callable[[str], bool] | None = None,
-    most: int | None = None,
+    most_overflows: int | None = None,
     extra_info: bool = True,
     rounded: bool = False,
     wrapped: Mapping[str, str] | None = None,
-    again: bool = False,
+    replace_steps: bool = False,
 ) -> MsprobeTranslator:
     """Make the translator of a rank.
 
-    task: what msprobe is to call it, and what is written: "tensor" has a file for each tensor whose values were kept;
-    "md5" is "statistics" with checksums of them; "structure" has no tensors, "overflow_check" only the entries with
-    an output that is not finite. By default as the run was recorded: "tensor" if it kept values, else "statistics".
+    task: msprobe's task, which decides what is written: "tensor" has a file for each tensor whose values were kept;
+    "md5" is "statistics" with checksums; "structure" has no tensors, "overflow_check" only the entries with an output
+    that is not finite. By default as the run was recorded: "tensor" if it kept values, else "statistics".
     level: by default as the run was recorded, too.
-    asked: makes for each step what says which entries are written; all by default.
-    with_values: of which entries, by their names, values are written though the task is "statistics".
-    most: how many entries are written of a search for overflow. extra_info: whether stack.json and construct.json are.
-    rounded: whether means and norms get the digits that msprobe's have.
-    wrapped: what msprobe calls the modules of a model that is wrapped, by their sites.
-    again: a step that this rank has been written for already is replaced when it is written again, as msprobe does it
-    when a program runs a second time; other steps stay.
+    make_selector: makes a selector of entries for each step; by default all are written.
+    with_values: the entries, by name, whose values are written though the task is "statistics".
+    most_overflows: the most entries that "overflow_check" writes. extra_info: whether to write stack.json and
+    construct.json.
+    rounded: whether means and norms are rounded to 32-bit floats, as msprobe's are.
+    wrapped: msprobe's names of the modules of a wrapped model, by their sites.
+    replace_steps: whether a step of this rank that exists is replaced when it is written, as msprobe does when a
+    program runs a second time; other steps stay.
 
     Raises RunExists where this rank has been written already, unless it may be overwritten.
     """
@@ -74,10 +74,10 @@ def translate(
             )
     chosen: Task = task or ("tensor" if "tensors" in info.words("keep") else "statistics")
     folder = f"rank{rank}" if info.world_size > 1 else "rank"
-    _make_room(path, folder, overwrite, again)
-    choice = Choice(asked, with_values, most, extra_info)
-    form = DumpOptions(chosen, level or _level(info), rounded, wrapped or {}, again)
-    return MsprobeTranslator(path, folder, info, form, choice)
+    _prepare(path, folder, overwrite, replace_steps)
+    selection = EntrySelection(make_selector, with_values, most_overflows, extra_info)
+    options = DumpOptions(chosen, level or _level(info), rounded, wrapped or {}, replace_steps)
+    return MsprobeTranslator(path, folder, info, options, selection)
 
 
 def _level(info: RunInfo) -> Level:
@@ -87,17 +87,17 @@ def _level(info: RunInfo) -> Level:
     return "L0" if levels == {"module"} else "mix"
 
 
-def _make_room(path: Path, folder: str, overwrite: bool, again: bool) -> None:
-    there = [step / folder for step in _steps(path) if (step / folder).exists()]
-    if there and not overwrite and not again:
-        raise RunExists(f"{there[0]} is there already. Choose another path, or overwrite it with overwrite=True.")
-    for one in there if overwrite else ():
-        shutil.rmtree(one)
+def _prepare(path: Path, folder: str, overwrite: bool, replace_steps: bool) -> None:
+    existing = [step / folder for step in _steps(path) if (step / folder).exists()]
+    if existing and not overwrite and not replace_steps:
+        raise RunExists(f"{existing[0]} is there already. Choose another path, or overwrite it with overwrite=True.")
+    for step_folder in existing if overwrite else ():
+        shutil.rmtree(step_folder)
     path.mkdir(parents=True, exist_ok=True)
 
 
 def _clear(folder: Path) -> None:
-    """Remove what an earlier run has left of a step, and nothing else."""
+    """Remove the files of a dump in the folder of a step, and nothing else."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for name in FILES:
@@ -110,88 +110,91 @@ def _clear(folder: Path) -> None:
 def _steps(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
-    return [one for one in path.iterdir() if re.fullmatch(r"step\d+", one.name) and not one.is_symlink()]
+    return [entry for entry in path.iterdir() if re.fullmatch(r"step\d+", entry.name) and not entry.is_symlink()]
 
 
 class DumpOptions(NamedTuple):
-    """How a dump is to look; see `translate`."""
+    """The form of a dump; see `translate`."""
 
     task: Task
     level: Level
     rounded: bool = False
     wrapped: Mapping[str, str] = {}
-    again: bool = False
+    replace_steps: bool = False
 
 
 class MsprobeTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(self, path: Path, folder: str, info: RunInfo, form: DumpOptions, choice: Choice | None = None) -> None:
+    def __init__(
+        self, path: Path, folder: str, info: RunInfo, options: DumpOptions, selection: EntrySelection | None = None
+    ) -> None:
         self.lost: Counter[str] = Counter()
         self.path = path
-        self._form = form
-        self._folder, self._version, self._task, self._level = folder, info.astray, form.task, form.level
-        self._choice = choice or Choice()
-        self._overflow = OverflowFilter(self._choice.most) if form.task == "overflow_check" else None
+        self._options = options
+        self._folder, self._version, self._task, self._level = folder, info.astray, options.task, options.level
+        self._selection = selection or EntrySelection()
+        self._overflow = OverflowFilter(self._selection.most_overflows) if options.task == "overflow_check" else None
         self._classes: dict[str, str] = {}
         self._steps: dict[int, _StepWriter] = {}
         self._begun: set[int] = set()
 
     def take(self, step: int, rows: RankRun) -> None:
-        """Some more rows of a step."""
-        into = self._steps.get(step)
-        if into is None:
+        """Take more rows of a step."""
+        writer = self._steps.get(step)
+        if writer is None:
             folder = self.path / f"step{step}" / self._folder
-            if self._form.again and step not in self._begun:
+            if self._options.replace_steps and step not in self._begun:
                 _clear(folder)
             self._begun.add(step)
-            into = self._steps[step] = _StepWriter(folder, self._classes, self.lost, self._choice, self._form)
-        into.is_new = True
+            writer = self._steps[step] = _StepWriter(folder, self._classes, self.lost, self._selection, self._options)
+        writer.is_new = True
         calls, tensors = rows.calls, rows.tensors
         for at in range(len(calls)):
             row = calls.row(at)
-            name = into.entries.call(row, rows.stack(row["stack"]) if row["stack"] is not None else ())
+            name = writer.entries.call(row, rows.stack(row["stack"]) if row["stack"] is not None else ())
             if name is not None:
-                into.wants(name)  # asked in the order in which entries begin
+                writer.selects(name)  # selectors are asked in the order in which entries begin
         if self._task != "structure":
             for at in range(len(tensors)):
-                self._tensor(into, tensors.row(at), rows, at)
+                self._tensor(writer, tensors.row(at), rows, at)
         if self._overflow is not None:
             self._overflow.forget()
 
-    def _tensor(self, into: _StepWriter, row: dict[str, Any], rows: RankRun, at: int) -> None:
+    def _tensor(self, writer: _StepWriter, row: dict[str, Any], rows: RankRun, at: int) -> None:
         partial = row["sampled"] is not None or row["part"] is not None
-        by_task = self._task in ("tensor", "md5", "overflow_check") or self._choice.with_values is not None
-        wants = by_task or bool(row["inf"] and row["inf"] > 0)
-        values = rows.values(at) if wants and not partial else None
-        leaf = leaf_of(row, values, self.lost, self._form.rounded)
-        place = into.entries.tensor(row, leaf)
-        if place is None or not into.wants(place.entry):
+        by_task = self._task in ("tensor", "md5", "overflow_check") or self._selection.with_values is not None
+        needs_values = by_task or bool(row["inf"] and row["inf"] > 0)
+        values = rows.values(at) if needs_values and not partial else None
+        leaf = leaf_of(row, values, self.lost, self._options.rounded)
+        position = writer.entries.tensor(row, leaf)
+        if position is None or not writer.selects(position.entry):
             return
-        if values is not None and (self._task == "tensor" or self._choice.keeps_values(place.entry)):
+        if values is not None and (self._task == "tensor" or self._selection.keeps_values(position.entry)):
             bits = None if row["fingerprint"] is None else (row["fingerprint"], row["dtype"], row["shape"])
-            self._write(into, leaf, place.file, array_files.TorchTensor(values, row["dtype"]), bits)
+            self._write(writer, leaf, position.file, array_files.TorchTensor(values, row["dtype"]), bits)
         elif self._overflow is not None:
             tensor = None if values is None else array_files.TorchTensor(values.copy(), row["dtype"])
             is_result = row["role"] in ("output", "gradient")
-            for held in self._overflow.take(place.entry, PendingTensor(leaf, place.file, tensor), is_result):
-                if held.tensor is not None:
-                    self._write(into, held.leaf, held.file, held.tensor)
+            pending = PendingTensor(leaf, position.file, tensor)
+            for ready in self._overflow.take(position.entry, pending, is_result):
+                if ready.tensor is not None:
+                    self._write(writer, ready.leaf, ready.file, ready.tensor)
         elif self._task == "md5":
             leaf["md5"] = None if values is None else checksum(values)
         self._count_lost(row, leaf, partial)
 
     def _write(
-        self, into: _StepWriter, leaf: Leaf, name: str, tensor: array_files.TorchTensor, bits: Hashable | None = None
+        self, writer: _StepWriter, leaf: Leaf, name: str, tensor: array_files.TorchTensor, bits: Hashable | None = None
     ) -> None:
         file = file_name(name, ".pt")
         if file is None:
             self.lost["the values of a tensor whose name no file can have"] += 1
             return
-        folder = into.folder / DATA
+        folder = writer.folder / DATA
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / file
-        if bits is None or not _link(path, into.files.setdefault(bits, path)):
+        if bits is None or not _link(path, writer.files.setdefault(bits, path)):
             array_files.write_torch_file(path, tensor)
         leaf["data_name"] = file
 
@@ -202,79 +205,78 @@ class MsprobeTranslator:
             self.lost["a part or a sample of a tensor's values"] += partial
         self.lost["the device of a tensor"] += row["device"] not in ("", "cpu")
         self.lost["a note on a tensor"] += row["note"] is not None
-        for what in [what for what, count in self.lost.items() if not count]:
-            del self.lost[what]
+        self.lost += Counter()  # drops the zeros
 
     def sync(self) -> None:
         """Bring the files up to date."""
         for step in self._steps.values():
             if step.is_new:
-                self._bring_up_to_date(step)
+                self._write_documents(step)
                 step.is_new = False
 
-    def step_over(self, step: int) -> None:
-        """Write what is left of a step, and forget it."""
+    def end_step(self, step: int) -> None:
+        """Write the rest of a step, and drop its state."""
         self.sync()
         self._steps.pop(step, None)
         if self._overflow is not None:
             self._overflow.next_step()
 
-    def close(self, end: End) -> None:  # noqa: ARG002 - msprobe has no place for how it ended
-        """Write what is left."""
+    def close(self, end: End) -> None:  # noqa: ARG002 - the format does not have it
+        """Write the rest."""
         self.sync()
         self._steps.clear()
 
-    def _bring_up_to_date(self, step: _StepWriter) -> None:
+    def _write_documents(self, step: _StepWriter) -> None:
         step.folder.mkdir(parents=True, exist_ok=True)
-        entries, place = step.entries, step.folder
-        held = place / DATA
+        entries, folder = step.entries, step.folder
+        data = folder / DATA
         head: dict[str, Any] = {"task": "statistics" if self._task == "md5" else self._task, "level": self._level}
-        head |= {"framework": "pytorch", "dump_data_dir": str(held.absolute()) if held.is_dir() else None}
-        beside = {"version": self._version, "entries": entries.beside()}
+        head |= {"framework": "pytorch", "dump_data_dir": str(data.absolute()) if data.is_dir() else None}
+        extras = {"version": self._version, "entries": entries.all_extras()}
         shown = [] if self._task == "structure" else [name for name in entries.data if self._shows(step, name)]
         if entries.data or not entries.debug:
             lines = ((name, step.encoded(name)) for name in shown)
-            _replace(place / "dump.json", _document(head | {BESIDE: beside}, lines))
-        if (entries.data or not entries.debug) and self._choice.extra_info:
+            _replace(folder / "dump.json", _document(head | {EXTRAS: extras}, lines))
+        if (entries.data or not entries.debug) and self._selection.extra_info:
             pairs = entries.construct() if self._level != "L1" else {}
-            _replace(place / "construct.json", _object((name, _json(one)) for name, one in pairs.items()))
+            _replace(folder / "construct.json", _object((name, _json(parent)) for name, parent in pairs.items()))
             stacks = entries.stacks()
-            if self._choice.asked is not None or self._overflow is not None:
-                stacks = of_these(stacks, set(shown))
-            _replace(place / "stack.json", _object((number, _json(one)) for number, one in stacks.items()))
+            if self._selection.make_selector is not None or self._overflow is not None:
+                stacks = _stacks_of(stacks, set(shown))
+            _replace(folder / "stack.json", _object((number, _json(stack)) for number, stack in stacks.items()))
         if entries.debug:
             saved = ((name, _json(value)) for name, value in entries.debug.items())
-            _replace(place / "debug.json", _document(head | {"level": "debug", BESIDE: beside}, saved))
+            _replace(folder / "debug.json", _document(head | {"level": "debug", EXTRAS: extras}, saved))
 
     def _shows(self, step: _StepWriter, name: str) -> bool:
-        """Whether an entry is written: of a search for overflow, those with an output that is not finite."""
-        return step.wants(name) and (self._overflow is None or name in self._overflow.found)
+        """Whether an entry is written; with "overflow_check", only one with an output that is not finite."""
+        return step.selects(name) and (self._overflow is None or name in self._overflow.found)
 
 
 class _StepWriter:
-    """A step that is being written."""
+    """The state of a step that is being written."""
 
     def __init__(
-        self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: DumpOptions
+        self, folder: Path, classes: dict[str, str], lost: Counter[str], selection: EntrySelection, options: DumpOptions
     ) -> None:
         self.folder = folder
-        self._asked = choice.asked() if choice.asked is not None else None
-        self._wanted: dict[str, bool] = {}
-        self.entries = StepEntries(classes, lost, form.wrapped)
-        self.files: dict[Hashable, Path] = {}  # where the same bits were written first
+        self._selector = selection.make_selector() if selection.make_selector is not None else None
+        self._selected: dict[str, bool] = {}
+        self.entries = StepEntries(classes, lost, options.wrapped)
+        self.files: dict[Hashable, Path] = {}  # by content: where it was written first
         self.is_new = True
         self._encoded: dict[str, str] = {}
 
-    def wants(self, name: str) -> bool:
-        """Whether an entry is to be written. What the program saved itself is."""
-        if self._asked is None or name in self.entries.debug:
+    def selects(self, name: str) -> bool:
+        """Whether an entry is written. Values that the program saved always are."""
+        if self._selector is None or name in self.entries.debug:
             return True
-        if name not in self._wanted:
-            self._wanted[name] = self._asked(name, self.entries.around(name))
-        return self._wanted[name]
+        if name not in self._selected:
+            self._selected[name] = self._selector(name, self.entries.around(name))
+        return self._selected[name]
 
     def encoded(self, name: str) -> str:
-        """An entry as JSON, encoded once for as long as it stays as it is."""
+        """An entry as JSON. Cached until it changes."""
         if name in self.entries.changed or name not in self._encoded:
             self._encoded[name] = _json(self.entries.data[name])
             self.entries.changed.discard(name)
@@ -286,30 +288,30 @@ def _json(value: object) -> str:
 
 
 def _object(pairs: Iterable[tuple[str, str]], indent: str = " ") -> str:
-    """One entry a line, for people, and for readers of a file that was cut."""
+    """One entry a line, for people and for readers of a cut file."""
     lines = ",\n".join(f"{indent}{_json(name)}: {value}" for name, value in pairs)
     return f"{{\n{lines}\n{indent[1:]}}}" if lines else "{}"
 
 
 def _document(head: dict[str, Any], data: Iterable[tuple[str, str]]) -> str:
-    pairs = [(name, _json(value)) for name, value in head.items() if name != BESIDE]
-    return _object([*pairs, ("data", _object(data, "  ")), (BESIDE, _json(head[BESIDE]))])
+    pairs = [(name, _json(value)) for name, value in head.items() if name != EXTRAS]
+    return _object([*pairs, ("data", _object(data, "  ")), (EXTRAS, _json(head[EXTRAS]))])
 
 
 def _link(path: Path, same: Path) -> bool:
-    """Give a file that is there another name: a module's output is the next one's input, and half of all bytes."""
+    """Hard-link a file with the same content: a module's output is the next one's input, half of all bytes."""
     if path == same:
         return False
     try:
         path.unlink(missing_ok=True)
         os.link(same, path)
-    except OSError:  # a disk that knows no second names, or one file with too many
+    except OSError:  # a file system without hard links, or a file with too many
         return False
     return True
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that it is either there in full or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(text.encode("utf-8", "replace") + b"\n")
     draft.replace(path)
@@ -318,18 +320,18 @@ def _replace(path: Path, text: str) -> None:
 # -- which entries are written -----------------------------------------------------------------------------------------
 
 EntrySelector = Callable[[str, Sequence[str]], bool]
-"""Whether an entry is written, by its name and those of the entries around it. Asked once, in the order they begin."""
+"""Whether an entry is written, by its name and those of the entries around it. Called once for each, when it starts."""
 
-MakesAsked = Callable[[], EntrySelector]
+MakesSelector = Callable[[], EntrySelector]
 """Makes a new selector for each step."""
 
 
-class Choice(NamedTuple):
-    """What is written; `translate` explains each."""
+class EntrySelection(NamedTuple):
+    """Which entries and files are written; see `translate`."""
 
-    asked: MakesAsked | None = None
+    make_selector: MakesSelector | None = None
     with_values: Callable[[str], bool] | None = None
-    most: int | None = None
+    most_overflows: int | None = None
     extra_info: bool = True
 
     def keeps_values(self, name: str) -> bool:
@@ -337,7 +339,7 @@ class Choice(NamedTuple):
 
 
 class PendingTensor(NamedTuple):
-    """A tensor that waits until it is known whether its entry is written."""
+    """A tensor that is held until it is known whether its entry is written."""
 
     leaf: Leaf
     file: str
@@ -345,9 +347,9 @@ class PendingTensor(NamedTuple):
 
 
 class OverflowFilter:
-    """Finds the entries of which a result is not finite. The values of an entry are held until its results are known.
+    """Finds the entries with a result that is not finite. The values of an entry are held until its results are known.
 
-    found: their names, in this step. most: how many are looked for, in all of them.
+    found: their names, in this step. most: how many are searched for, over all steps.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -355,31 +357,31 @@ class OverflowFilter:
         self._most = most
         self._count = 0
         self._held: dict[str, list[PendingTensor]] = {}
-        self._finite: set[str] = set()  # entries with results that were
+        self._finite: set[str] = set()  # entries with a finite result
 
-    def take(self, name: str, held: PendingTensor, is_result: bool) -> list[PendingTensor]:
-        """One more tensor of an entry. Gives what is to be written now."""
-        if is_result and not is_finite(held.leaf) and (self._most is None or self._count < self._most):
+    def take(self, name: str, tensor: PendingTensor, is_result: bool) -> list[PendingTensor]:
+        """Take a tensor of an entry. Returns those that are to be written now."""
+        if is_result and not is_finite(tensor.leaf) and (self._most is None or self._count < self._most):
             self._count += name not in self.found
             self.found.add(name)
         elif is_result:
             self._finite.add(name)
-        self._held.setdefault(name, []).append(held)
+        self._held.setdefault(name, []).append(tensor)
         return self._held.pop(name) if name in self.found else []
 
     def forget(self) -> None:
-        """Let go of the entries whose results are there and finite. Those that are still running have none yet."""
+        """Drop the entries whose results are known and finite; those still running have none yet."""
         for name in self._finite:
             self._held.pop(name, None)
         self._finite.clear()
 
     def next_step(self) -> None:
-        """A step is over, and names begin anew."""
+        """Begin another step, whose names start over."""
         self.found.clear()
         self._held.clear()
 
 
-def of_these(stacks: Mapping[str, Sequence[Sequence[str]]], names: Collection[str]) -> dict[str, list[list[str]]]:
+def _stacks_of(stacks: Mapping[str, Sequence[Sequence[str]]], names: Collection[str]) -> dict[str, list[list[str]]]:
     """The stacks of some entries."""
-    kept = [([name for name in called if name in names], list(lines)) for called, lines in stacks.values()]
+    kept = [([name for name in callers if name in names], list(lines)) for callers, lines in stacks.values()]
     return {str(number): [*pair] for number, pair in enumerate(pair for pair in kept if pair[0])}

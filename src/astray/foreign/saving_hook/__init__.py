@@ -1,13 +1,14 @@
-"""The folders of the saving hook: a .npy file for the output of each leaf layer, and one for each gradient.
+"""The folders of the saving hook: a .npy file for each output of a leaf layer, and one for each gradient.
 
-files.py     the names of files, read and written, and the files of a folder by their names
-reader.py    a folder → a `Run`
-writer.py    the rows of a recording → a folder, within limits
-hook.py      puts the hooks in place: a recording of outputs and one of gradients
-checker.py   two folders → a CSV for each rank
+files.py          the names of files, read and written, and the files of a folder by their names
+reader.py         a folder → a `Run`
+writer.py         the rows of a recording → a folder, within limits
+registration.py   `register_saving_hook` and `remove_saving_hook`
+hook.py           the recordings behind them: one of outputs, one of gradients
+checker.py        two folders → a CSV for each rank; the command
 
-The format knows micro steps, which count forwards from 0, and no steps: as a Run everything is in step 0.
-docs/coming-from/saving-hook.md has the rest.
+The format has micro steps, which count forwards from 0, but no steps: as a Run everything is in step 0.
+docs/coming-from/saving-hook.md describes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The checker: two folders of the saving hook → a CSV for each rank, with the columns its users know.
+"""The checker: two folders of the saving hook → a CSV for each rank, with the columns of the original checker.
 
-What both folders have is compared, by name. What only one has, and whatever stands in the way of a comparison, is said
-in a file beside the result. All numbers are of float64, over the whole tensor, with ddof 0.
+Tensors that both folders have are compared, by name. What only one has, and what prevents a comparison, is noted in a
+file beside the result. All numbers are computed in float64, over the whole tensor, with ddof 0.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COLUMNS = (
 )  # fmt: skip
 NOTES = ("tensor_name", "note")
 
-_FEW = 5  # notes that the terminal shows of a rank; the file has all
+_MOST_SHOWN = 5  # notes of a rank on the terminal; the file has all
 
 
 class CheckerRow(NamedTuple):
-    """A line of the result, and what has to be said of it."""
+    """A line of the result, and a note on it."""
 
     name: str
     cosine: float
@@ -44,7 +44,7 @@ class CheckerRow(NamedTuple):
 
 
 class CheckerResult(NamedTuple):
-    """The results of one rank, and the files they are in, which are there unless they would be empty."""
+    """The results of one rank, and their files, which are not written where they would be empty."""
 
     folder: Folder
     rank: int
@@ -55,7 +55,7 @@ class CheckerResult(NamedTuple):
 
 
 class RankFolders(NamedTuple):
-    """One rank of one folder, and where its files are in A and B; None where there is no such rank."""
+    """One rank of one folder, and its paths in A and B; None where there is no such rank."""
 
     folder: Folder
     rank: int
@@ -63,7 +63,7 @@ class RankFolders(NamedTuple):
 
 
 def plan(a: Path, b: Path) -> tuple[list[RankFolders], list[str]]:
-    """What there is to compare, and what is wrong with the folders. Raises RunError when one is not of this format."""
+    """The ranks to compare, and problems with the folders. Raises RunError when one is not of this format."""
     problems: list[str] = []
     sides = [_ranks(path, problems) for path in (a, b)]
     jobs = [
@@ -76,11 +76,11 @@ def plan(a: Path, b: Path) -> tuple[list[RankFolders], list[str]]:
 
 def _ranks(path: Path, problems: list[str]) -> dict[Folder, dict[int, Path]]:
     if not path.is_dir():
-        raise RunError(f"{path} is no folder." if path.exists() else f"{path} does not exist.")
+        raise RunError(f"{path} is not a folder." if path.exists() else f"{path} does not exist.")
     ranks: dict[Folder, dict[int, Path]] = {}
     for folder in FOLDERS:
-        ranks[folder], wrong = rank_folders(path, folder)
-        problems += wrong
+        ranks[folder], of_folder = rank_folders(path, folder)
+        problems += of_folder
     if not any(ranks.values()):
         raise RunError(
             f"{path} has no folder of a rank, such as tensors/rank_0. Runs of other formats are compared by "
@@ -90,7 +90,7 @@ def _ranks(path: Path, problems: list[str]) -> dict[Folder, dict[int, Path]]:
 
 
 def check(job: RankFolders, results: Path, progress: Progress) -> CheckerResult:
-    """Compare one rank, and write what comes of it into `results`. Raises OSError where that cannot be written."""
+    """Compare one rank, and write its results into `results`. Raises OSError where that cannot be written."""
     folder, rank, homes = job
     listed = [
         RankListing([], [f"There is no rank {rank} in `{folder}` of {side}."])
@@ -99,14 +99,14 @@ def check(job: RankFolders, results: Path, progress: Progress) -> CheckerResult:
         for side, home in zip("AB", homes, strict=True)
     ]
     notes = [("", problem) for side in listed for problem in side.problems]
-    a, b = ({file.saved: file.path for file in side.files} for side in listed)
-    for side, mine, others in (("A", a, b), ("B", b, a)):
-        notes += [(path.name, f"only in {side}") for saved, path in mine.items() if saved not in others]
-    pairs = [(path, b[saved]) for saved, path in a.items() if saved in b]
+    a, b = ({file.name: file.path for file in side.files} for side in listed)
+    for side, own, others in (("A", a, b), ("B", b, a)):
+        notes += [(path.name, f"only in {side}") for name, path in own.items() if name not in others]
+    pairs = [(path, b[name]) for name, path in a.items() if name in b]
     rows = []
-    for done, (one, other) in enumerate(pairs):
+    for done, (path_a, path_b) in enumerate(pairs):
         progress(done, len(pairs))
-        rows.append(_compare(one, other))
+        rows.append(_compare(path_a, path_b))
     notes += [(row.name, row.note) for row in rows if row.note]
     files = (results / f"rank_{rank}_rst.csv", results / f"rank_{rank}_notes.csv")
     checked = CheckerResult(folder, rank, rows, notes, *files)
@@ -115,7 +115,7 @@ def check(job: RankFolders, results: Path, progress: Progress) -> CheckerResult:
 
 
 class _CheckedSide(NamedTuple):
-    """One of two tensors. `values` keeps alive what `memory` describes."""
+    """One of two tensors. `values` keeps the memory alive that `memory` describes."""
 
     values: npy.Array
     memory: Strided
@@ -123,46 +123,46 @@ class _CheckedSide(NamedTuple):
 
     @property
     def measures(self) -> tuple[float, float, float]:
-        """Mean, standard deviation and variance; NaN where one element is not finite."""
-        found = self.moments
-        return (found.mean, found.std(), found.var()) if found.finite == found.count else UNKNOWN
+        """Mean, standard deviation and variance; NaN where an element is not finite."""
+        of = self.moments
+        return (of.mean, of.std(), of.var()) if of.finite == of.count else UNKNOWN
 
 
 UNKNOWN = (math.nan, math.nan, math.nan)
 
 
-def _compare(one: Path, other: Path) -> CheckerRow:
+def _compare(path_a: Path, path_b: Path) -> CheckerRow:
     notes: list[str] = []
-    a, b = _read(one, "A", notes), _read(other, "B", notes)
+    a, b = _read(path_a, "A", notes), _read(path_b, "B", notes)
     cosine = math.nan
     if a is not None and b is not None:
-        apart = _apart(a, b)
-        notes += [] if apart is None else [apart]
+        reason = _why_not_paired(a, b)
+        notes += [] if reason is None else [reason]
         cosine = metrics.cosine(contrast(a.memory, b.memory)) if not notes else math.nan
     measures = zip(*(UNKNOWN if side is None else side.measures for side in (a, b)), strict=True)
     return CheckerRow(
-        one.name, cosine, tuple(number for x, y in measures for number in (x, y, x - y)), "; ".join(notes)
+        path_a.name, cosine, tuple(number for x, y in measures for number in (x, y, x - y)), "; ".join(notes)
     )
 
 
 def _read(path: Path, name: str, notes: list[str]) -> _CheckedSide | None:
     try:
         if not path.is_file():
-            raise RunError(f"{path} is no plain file.")
+            raise RunError(f"{path} is not a plain file.")
         values, dtype = npy.read(path), npy.describe(path).dtype
     except RunError as error:
         notes.append(str(error))
         return None
     memory = Strided.from_numpy(values, dtype)
     side = _CheckedSide(values, memory, moments(memory))
-    bad = side.moments.count - side.moments.finite
-    if bad:
-        notes.append(f"{bad:,} of {side.moments.count:,} numbers of {name} are NaN or infinite")
+    nonfinite = side.moments.count - side.moments.finite
+    if nonfinite:
+        notes.append(f"{nonfinite:,} of {side.moments.count:,} numbers of {name} are NaN or infinite")
     return side
 
 
-def _apart(a: _CheckedSide, b: _CheckedSide) -> str | None:
-    """Why the elements of two tensors are no pairs."""
+def _why_not_paired(a: _CheckedSide, b: _CheckedSide) -> str | None:
+    """Why the elements of two tensors cannot be paired; None where they can."""
     if a.memory.shape != b.memory.shape:
         return f"elements were not paired, for the shapes are {list(a.memory.shape)} and {list(b.memory.shape)}"
     if len({side.memory.dtype.startswith("complex") for side in (a, b)}) > 1:
@@ -171,31 +171,31 @@ def _apart(a: _CheckedSide, b: _CheckedSide) -> str | None:
 
 
 def _write(checked: CheckerResult) -> None:
-    """Write the two files of a rank. One that would be empty is taken away, should it be there from before."""
+    """Write the two files of a rank. One that would be empty is removed if it exists from an earlier check."""
     rows = [(row.name, row.cosine, *row.numbers) for row in checked.rows]
-    for place, head, lines in ((checked.result, COLUMNS, rows), (checked.notes_file, NOTES, checked.notes)):
+    for path, head, lines in ((checked.result, COLUMNS, rows), (checked.notes_file, NOTES, checked.notes)):
         if not lines:
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             continue
-        with atomic_file(place) as draft, draft.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        with atomic_file(path) as draft, draft.open("w", newline="", encoding="utf-8", errors="replace") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(head)
             writer.writerows(lines)
 
 
 def describe(checked: CheckerResult) -> Iterator[str]:
-    """What the terminal says of a rank."""
-    where = f"{checked.folder}, rank {checked.rank}:"
+    """The lines about a rank for the terminal."""
+    label = f"{checked.folder}, rank {checked.rank}:"
     if checked.rows:
         worst = min(checked.rows, key=lambda row: (not math.isnan(row.cosine), row.cosine))
-        yield f"{where} {counted(len(checked.rows), 'tensor')} compared → {checked.result}"
+        yield f"{label} {counted(len(checked.rows), 'tensor')} compared → {checked.result}"
         yield f"    lowest cosine similarity {worst.cosine:.10g}: {worst.name}"
     else:
-        yield f"{where} nothing in common"
-    few = checked.notes[:_FEW]
-    yield from (f"    {name}: {note}" if name else f"    {note}" for name, note in few)
-    if len(checked.notes) > len(few):
-        yield f"    and {len(checked.notes) - len(few):,} more, in {checked.notes_file}"
+        yield f"{label} nothing in common"
+    shown = checked.notes[:_MOST_SHOWN]
+    yield from (f"    {name}: {note}" if name else f"    {note}" for name, note in shown)
+    if len(checked.notes) > len(shown):
+        yield f"    and {len(checked.notes) - len(shown):,} more, in {checked.notes_file}"
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

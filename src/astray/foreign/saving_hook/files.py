@@ -3,8 +3,9 @@
     tensors/rank_0/tensor_idx_7_layer_class_Linear_layer_name_mlp.fc_micro_step_2.npy
     grads/rank_0/grad_idx_3_of_param_name_mlp.fc.weight_micro_step_2.npy
 
-A layer that gives several tensors has a file for each, `layer_name_lstm@1.0`: what comes behind the `@` is its place in
-the output. The layer that is the model itself has an empty name. What no file name may hold is written as in a URL.
+A layer with several output tensors has a file for each, `layer_name_lstm@1.0`: what follows the `@` is the path in the
+output. A layer that is the model itself has an empty name. Characters that a file name cannot have are written as in a
+URL.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NAME = "saving_hook"
 Folder = Literal["tensors", "grads"]
 FOLDERS: tuple[Folder, ...] = ("tensors", "grads")
 RESULTS = "compare_rst"
-"""Where the checker puts its results, beside the folders of ranks."""
+"""The folder of the checker's results, beside the folders of ranks."""
 
 RANK_FOLDER = re.compile(r"rank_(\d{1,9})")
 
-# A class has no `_layer_name_` in its name, and a layer may; numbers are short enough for the columns of a run.
+# The name of a layer may contain `_layer_name_`, that of a class does not; numbers fit the columns of a run.
 _OF_LAYER = r"tensor_idx_(\d{1,9})_layer_class_(.+?)_layer_name_(.*)_micro_step_(\d{1,9})\.npy"
 _OF_PARAMETER = r"(?:grad|tensor)_idx_(\d{1,9})_of_param_name_(.+)_micro_step_(\d{1,9})\.npy"
 _TENSOR = re.compile(_OF_LAYER, re.DOTALL)
@@ -41,7 +42,7 @@ _ESCAPED = re.compile(r"%(2F|25|40|00)")
 
 
 class FileName(NamedTuple):
-    """What the name of a file says. `type` is the class of a layer; `path` the place of a tensor in the output."""
+    """The name of a file in its parts. `type` is the class of a layer; `path` that of a tensor in the output."""
 
     idx: int
     site: str
@@ -51,97 +52,97 @@ class FileName(NamedTuple):
 
 
 class TensorFile(NamedTuple):
-    """A file of one tensor, and what its name says."""
+    """A file of one tensor, and its name in parts."""
 
-    saved: FileName
+    name: FileName
     path: Path
 
 
 class RankListing(NamedTuple):
-    """The files of one rank in the order of their index, and what is wrong with them, a sentence each."""
+    """The files of one rank in the order of their index, and their problems, a sentence each."""
 
     files: list[TensorFile]
     problems: list[str]
 
 
 def parse(folder: Folder, name: str) -> FileName | None:
-    """What the name of a file in this folder says; None when it is of another form.
+    """The name of a file in this folder in its parts; None when it has another form.
 
     >>> parse("grads", "grad_idx_3_of_param_name_linear_0.w_0_micro_step_2.npy")
-    Saved(idx=3, site='linear_0.w_0', type='Parameter', micro=2, path='grad')
+    FileName(idx=3, site='linear_0.w_0', type='Parameter', micro=2, path='grad')
     """
-    if any("\ud800" <= sign <= "\udfff" for sign in name):  # bytes that are no text, which no table could hold
+    if any("\ud800" <= char <= "\udfff" for char in name):  # undecodable bytes, which no table could hold
         return None
     match = _GRAD.fullmatch(name) if folder == "grads" else None
     if match is not None:
-        return FileName(int(match[1]), _plain(match[2]), "Parameter", int(match[3]), "grad")
-    match = _TENSOR.fullmatch(name)  # the document of the format shows names of this form among the gradients too
+        return FileName(int(match[1]), _unescape(match[2]), "Parameter", int(match[3]), "grad")
+    match = _TENSOR.fullmatch(name)  # the format's documentation shows names of this form among the gradients too
     if match is None:
         return None
     if folder == "grads":
-        return FileName(int(match[1]), _plain(match[3]), _plain(match[2]), int(match[4]), "grad")
-    site, at, place = match[3].partition("@")
-    path = f"out.{_plain(place)}" if at else "out"
-    return FileName(int(match[1]), _plain(site) or ROOT, _plain(match[2]), int(match[4]), path)
+        return FileName(int(match[1]), _unescape(match[3]), _unescape(match[2]), int(match[4]), "grad")
+    site, separator, inner = match[3].partition("@")
+    path = f"out.{_unescape(inner)}" if separator else "out"
+    return FileName(int(match[1]), _unescape(site) or ROOT, _unescape(match[2]), int(match[4]), path)
 
 
-def compose(folder: Folder, saved: FileName) -> str | None:
+def compose(folder: Folder, name: FileName) -> str | None:
     """The name of a file; None when it would be longer than a name can be."""
-    site = _FORBIDDEN.sub(_escape, "" if saved.site == ROOT else saved.site)
+    site = _escape("" if name.site == ROOT else name.site)
     if folder == "tensors":
-        place = "" if saved.path == "out" else f"@{_FORBIDDEN.sub(_escape, saved.path.removeprefix('out.'))}"
-        middle = f"tensor_idx_{saved.idx}_layer_class_{_FORBIDDEN.sub(_escape, saved.type)}_layer_name_{site}{place}"
+        inner = "" if name.path == "out" else f"@{_escape(name.path.removeprefix('out.'))}"
+        stem = f"tensor_idx_{name.idx}_layer_class_{_escape(name.type)}_layer_name_{site}{inner}"
     else:
-        middle = f"grad_idx_{saved.idx}_of_param_name_{site}"
-    return file_name(f"{middle}_micro_step_{saved.micro}", ".npy")
+        stem = f"grad_idx_{name.idx}_of_param_name_{site}"
+    return file_name(f"{stem}_micro_step_{name.micro}", ".npy")
 
 
 def is_draft(name: str) -> bool:
-    """Whether it is a file that a kill has kept from being finished."""
+    """Whether it is the name of a file that was not finished because the program was killed."""
     return _DRAFT.fullmatch(name) is not None
 
 
 def rank_of(name: str) -> int | None:
-    """The rank whose folder is called so; None for any other folder."""
+    """The rank of a folder by its name; None for other folders."""
     match = RANK_FOLDER.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]]:
-    """The folders of ranks in `path/folder`, and what else is there that does not belong. Raises RunError."""
+    """The folders of ranks in `path/folder`, and problems with its other content. Raises RunError."""
     if not (path / folder).is_dir():
         return {}, []
-    if folder in _leading_out(path):
+    if folder in _links_outside(path):
         return {}, [f"{path / folder} leads out of {path}, and was not read."]
-    found: dict[int, Path] = {}
-    strange = _leading_out(path / folder)
+    ranks: dict[int, Path] = {}
+    strange = _links_outside(path / folder)
     for entry in entries(path / folder):
         rank = rank_of(entry.name)
         if rank is not None and entry.is_dir():
-            found[rank] = entry
-        elif entry.name != RESULTS:  # the checker's own
+            ranks[rank] = entry
+        elif entry.name != RESULTS:
             strange.append(entry.name)
-    sentence = f"{path / folder} holds what is no folder of a rank, and was not read: {listing(strange)}."
-    return dict(sorted(found.items())), [sentence] if strange else []
+    sentence = f"{path / folder} holds entries that are not folders of ranks, and were not read: {listing(strange)}."
+    return dict(sorted(ranks.items())), [sentence] if strange else []
 
 
 def list_rank(home: Path, folder: Folder) -> RankListing:
     """The files in the folder of a rank."""
     try:
-        names = entries(home)
-        outside = _leading_out(home)
+        paths = entries(home)
+        outside = _links_outside(home)
     except RunError as error:
         return RankListing([], [str(error)])
     files, strange, drafts = [], [], 0
-    for path in names:
-        saved = parse(folder, path.name)
-        if saved is not None:
-            files.append(TensorFile(saved, path))
+    for path in paths:
+        name = parse(folder, path.name)
+        if name is not None:
+            files.append(TensorFile(name, path))
         elif is_draft(path.name):
             drafts += 1
         else:
             strange.append(path.name)
-    files.sort(key=lambda file: (file.saved.idx, file.saved))
+    files.sort(key=lambda file: (file.name.idx, file.name))
     problems = [f"{home} has links that lead out of it, and are not read: {listing(outside)}."] if outside else []
     if strange:
         problems.append(f"{home} holds files of another form, which were not read: {listing(strange)}.")
@@ -150,33 +151,34 @@ def list_rank(home: Path, folder: Folder) -> RankListing:
     return RankListing(files, problems + _wrong_indices(home, files))
 
 
-def _leading_out(folder: Path) -> list[str]:
-    kept = {path.name for path in entries(folder)}
-    return sorted(path.name for path in folder.iterdir() if path.name not in kept)
+def _links_outside(folder: Path) -> list[str]:
+    """The names of links that lead out of a folder."""
+    inside = {path.name for path in entries(folder)}
+    return sorted(path.name for path in folder.iterdir() if path.name not in inside)
 
 
 def _wrong_indices(home: Path, files: list[TensorFile]) -> list[str]:
-    """Indices count what was saved, so each of them is there once."""
-    counts = Counter(file.saved.idx for file in files)
-    several = [str(index) for index, count in counts.items() if count > 1]
+    """Problems with the indices, which count the files: each should occur once."""
+    counts = Counter(file.name.idx for file in files)
+    repeated = [str(index) for index, count in counts.items() if count > 1]
     missing = max(counts, default=-1) + 1 - len(counts)
-    found = []
-    if several:
-        found.append(
-            f"{home} has more than one file of index {listing(several)}: it holds more than one recording. Save each "
+    problems = []
+    if repeated:
+        problems.append(
+            f"{home} has more than one file of index {listing(repeated)}: it holds more than one recording. Save each "
             "into a folder of its own."
         )
     if missing:
-        found.append(
+        problems.append(
             f"{home} lacks {counted(missing, 'file')} below index {max(counts)}. Where a layer is called several "
             "times, a later call may bear the number of an earlier one."
         )
-    return found
+    return problems
 
 
-def _escape(sign: re.Match[str]) -> str:
-    return f"%{ord(sign[0]):02X}"
+def _escape(text: str) -> str:
+    return _FORBIDDEN.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)

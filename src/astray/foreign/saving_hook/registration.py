@@ -17,11 +17,11 @@ from astray.foreign.saving_hook.writer import Limit
 Model = TypeVar("Model")
 
 
-class _ExplicitDefault(int):
-    """A limit that holds unless another is given: a number the user wrote is none of these, though it may be equal."""
+class _DefaultLimit(int):
+    """A default limit, which is told from an equal number that the user passes by its type."""
 
 
-TENSORS, GRADS = _ExplicitDefault(50), _ExplicitDefault(100)
+TENSORS, GRADS = _DefaultLimit(50), _DefaultLimit(100)
 
 
 def register_saving_hook(
@@ -33,16 +33,16 @@ def register_saving_hook(
     max_saved_tensors_per_step: int | None = None,
     max_saved_grads_per_step: int | None = None,
 ) -> Model:
-    """Save the outputs of leaf layers and the gradients of their parameters from now on; gives the model back.
+    """Save the outputs of leaf layers and the gradients of their parameters from now on. Returns the model.
 
-    path: where to: a folder for each rank is made in it. What an earlier recording left there is replaced.
+    path: the folder, in which each rank gets one of its own. Files of an earlier recording there are replaced.
     target_class_names: the classes of the layers, by their exact names; all leaf layers by default.
-    max_saved_tensors, max_saved_grads: save no more than that; all, if it is not above 0. When there are as many, the
-        hooks are taken off.
-    max_saved_tensors_per_step, max_saved_grads_per_step: save no more of each micro step, that is, forward of the
-        model. Given alone, there is no limit on the whole.
+    max_saved_tensors, max_saved_grads: the most files to save; no limit if not above 0. When it is reached, the hooks
+        are removed.
+    max_saved_tensors_per_step, max_saved_grads_per_step: the most files of each micro step, that is, forward of the
+        model. Without max_saved_tensors or max_saved_grads there is no limit on the whole then.
 
-    It goes on until there is enough, the interpreter ends, or `remove_saving_hook` is called.
+    Saving goes on until the limits are reached, the interpreter ends, or `remove_saving_hook` is called.
     """
     _check(model)
     from astray.foreign.saving_hook.hook import save  # which needs torch
@@ -63,7 +63,7 @@ register_hook = register_saving_hook
 
 
 def remove_saving_hook(model: Any) -> None:
-    """End what was registered for this model: no hook is left on it, and all files are written."""
+    """End what was registered for this model: its hooks are removed, and all files are written."""
     _check(model)
     from astray.foreign.saving_hook.hook import remove
 
@@ -73,10 +73,11 @@ def remove_saving_hook(model: Any) -> None:
 def _limit(total: int, per_step: int | None) -> Limit:
     if per_step is None:
         return Limit(int(total))
-    return Limit(0 if isinstance(total, _ExplicitDefault) else int(total), int(per_step))
+    return Limit(0 if isinstance(total, _DefaultLimit) else int(total), int(per_step))
 
 
 def _check(model: Any) -> None:
+    """Raises RecordError for anything but a module of torch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return

@@ -1,7 +1,7 @@
 """Writes the rows of a recording as the saving hook's files: outputs of leaf modules, and gradients of parameters.
 
-Each file is there in full or not at all, as soon as its row has come. Steps are laid end to end: the format counts
-forwards alone. Of a gradient it is what one backward brought that is saved, not what has accumulated.
+Each file is written whole, as soon as its row has come. Micro steps are numbered through all steps: the format counts
+forwards only. A gradient is saved as one backward computed it, not as it has accumulated.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from astray.foreign import array_files as npy
 from astray.foreign.saving_hook.files import FileName, Folder, compose, is_draft, parse, rank_folders
 from astray.stats.dtypes import DTYPES
 from astray.store.columns import Table
-from astray.store.run import RankRun, known_to_numpy
-from astray.store.run_format.folder import recordable
+from astray.store.run import RankRun, to_numpy_dtype
+from astray.store.run_format.folder import recording_errors
 from astray.store.run_info import End, RunInfo
 from astray.store.safe_paths import MOST_NAME_BYTES
 from astray.wording import counted
 
 ACCUMULATED = "a gradient that has accumulated"
-AGAIN = "an output that was computed again for the backward"
+RECOMPUTED = "an output that was computed again for the backward"
 
 _IN_FLIGHT = 64
-"""Calls of so many micro steps are remembered, for tensors that are still to come: no pipeline is deeper."""
+"""How many micro steps calls are remembered for tensors that come later: no pipeline is deeper."""
 
 
 class Limit(NamedTuple):
-    """How many files are saved, in all and of each micro step; all of them where it is not above 0."""
+    """The most files to save, in all and of each micro step; no limit where it is not above 0."""
 
     total: int = 0
     per_step: int = 0
 
 
-EVERYTHING: Mapping[Folder, Limit] = {"tensors": Limit(), "grads": Limit()}
+UNLIMITED: Mapping[Folder, Limit] = {"tensors": Limit(), "grads": Limit()}
 
 
 def translate(
-    path: Path, rank: int, info: RunInfo, *, overwrite: bool, limits: Mapping[Folder, Limit] = EVERYTHING
+    path: Path, rank: int, info: RunInfo, *, overwrite: bool, limits: Mapping[Folder, Limit] = UNLIMITED
 ) -> SavingTranslator:
-    """Make room for the files of a rank, and give what writes them.
+    """Prepare the folders of a rank, and return the translator that writes into them.
 
-    limits: of each folder that is written. Raises RunExists where files are already there, unless told to overwrite
-    them: then those of this form are removed, and nothing else is.
+    limits: of each folder that is written. Raises RunExists where there are files already, unless they may be
+    overwritten: then the files of this format are removed, and nothing else.
     """
     homes: dict[Folder, Path] = {folder: path / folder / f"rank_{rank}" for folder in limits}
-    with recordable(path):
+    with recording_errors(path):
         for folder, home in homes.items():
             _clear(home, folder, overwrite)
             if rank == 0 and overwrite and path.is_dir():
@@ -80,51 +80,51 @@ class SavingTranslator:
         self._homes = homes
         self._limits = limits
         self._saved: Counter[Folder] = Counter()
-        self._of_micro: Counter[tuple[Folder, int]] = Counter()
-        self._calls = _SavedCalls()
-        self._brought: set[int] = set()  # events of which the gradient that one backward brought has been saved
+        self._saved_of_micro: Counter[tuple[Folder, int]] = Counter()
+        self._calls = _RecentCalls()
+        self._saved_added: set[int] = set()  # calls whose `added` gradient has been saved
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing that may still come would be saved."""
+        """Whether the limits of all folders are reached."""
         return all(0 < limit.total <= self._saved[folder] for folder, limit in self._limits.items())
 
     def take(self, step: int, rows: RankRun) -> None:
-        """Some more rows of a step, in their order."""
+        """Take more rows of a step, in order."""
         if self._calls.begin(step):
             self.lost["where a step begins"] += 1
-            self._brought.clear()
+            self._saved_added.clear()
         self._calls.add(rows.calls)
         tensors = rows.tensors
         seqs, roles, paths = tensors.numbers("seq").tolist(), tensors["role"], tensors["path"]
         for row, seq in enumerate(seqs):
-            call = self._calls.of.get(seq)
+            call = self._calls.by_seq.get(seq)
             if call is None:
                 self.lost["a tensor of a call that is not known"] += 1
                 continue
-            folder, what = self._place(seq, call, roles[row], paths[row])
+            folder, lost = self._folder_of(seq, call, roles[row], paths[row])
             if folder is None:
-                self.lost[what] += 1
+                self.lost[lost] += 1
             elif folder in self._homes and self._may_save(folder, call.micro):
                 self._save(folder, call, paths[row], rows, row)
-        self._calls.forget()
+        self._calls.drop_old()
 
     def sync(self) -> None:
-        """The files tell of everything."""
+        """Nothing to do: each file is complete when it is written."""
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Nothing more of this step will come."""
 
     def close(self, end: End) -> None:
         """Nothing more will come."""
 
-    def _place(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[Folder | None, str]:
-        """The folder that a tensor is saved in, or else what is lost."""
+    def _folder_of(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[Folder | None, str]:
+        """The folder that a tensor is saved in; None and a description of what is lost where there is none."""
         if call.kind == "parameter" and role == "gradient":
             if path == "added":
-                self._brought.add(seq)
-            elif seq in self._brought:  # which came before it
-                self._brought.discard(seq)
+                self._saved_added.add(seq)
+            elif seq in self._saved_added:  # which came first
+                self._saved_added.discard(seq)
                 return None, ACCUMULATED
             return "grads", ""
         if call.kind != "module":
@@ -134,8 +134,8 @@ class SavingTranslator:
         if role != "output":
             return None, {"input": "an input", "parameter": "a parameter"}.get(role, "a buffer")
         if call.recompute:
-            return None, AGAIN
-        if seq in self._calls.around:
+            return None, RECOMPUTED
+        if seq in self._calls.with_modules:
             return None, "an output of a module with others in it"
         return "tensors", ""
 
@@ -143,7 +143,7 @@ class SavingTranslator:
         total, per_step = self._limits[folder]
         if 0 < total <= self._saved[folder]:
             return False
-        return per_step <= 0 or self._of_micro[folder, micro] < per_step
+        return per_step <= 0 or self._saved_of_micro[folder, micro] < per_step
 
     def _save(self, folder: Folder, call: _SavedCall, path: str, rows: RankRun, row: int) -> None:
         values = rows.values(row)
@@ -158,13 +158,13 @@ class SavingTranslator:
         if name is None:
             self.lost[f"a tensor whose file would have a name of more than {MOST_NAME_BYTES} bytes"] += 1
             return
-        known = known_to_numpy(values, dtype)
+        known = to_numpy_dtype(values, dtype)
         if known.dtype != values.dtype:
             self.lost[f"the dtype {dtype}, stored as {known.dtype}"] += 1
         npy.write_npy(self._homes[folder] / name, known)
         self._saved[folder] += 1
         if self._limits[folder].per_step > 0:
-            self._of_micro[folder, call.micro] += 1
+            self._saved_of_micro[folder, call.micro] += 1
 
 
 class _SavedCall(NamedTuple):
@@ -177,48 +177,48 @@ class _SavedCall(NamedTuple):
     recompute: bool
 
 
-class _SavedCalls:
-    """The calls whose tensors may still come."""
+class _RecentCalls:
+    """The calls whose tensors may still come, by their number."""
 
     def __init__(self) -> None:
-        self.of: dict[int, _SavedCall] = {}
-        self.around: set[int] = set()  # those that have modules inside
+        self.by_seq: dict[int, _SavedCall] = {}
+        self.with_modules: set[int] = set()  # calls with modules inside, which are not leaves
         self._step: int | None = None
-        self._begin = self._next = 0  # the micro step that the step began with, and the one after its last
+        self._first_micro = self._next_micro = 0  # of the current step, and after its last
         self._of_micro: dict[int, list[int]] = {}
 
     def begin(self, step: int) -> bool:
-        """Say of which step the next calls are; whether it begins now, and another was before it."""
+        """Begin a step if it is not the current one. Returns whether it begins after another."""
         if step == self._step:
             return False
-        self._step, self._begin = step, self._next
-        self.of.clear()
-        self.around.clear()
+        self._step, self._first_micro = step, self._next_micro
+        self.by_seq.clear()
+        self.with_modules.clear()
         self._of_micro.clear()
-        return self._begin > 0
+        return self._first_micro > 0
 
     def add(self, calls: Table) -> None:
-        """Take calls of the step. Its micro steps come after those of the steps before."""
+        """Add calls of the step, with micro steps numbered on from the steps before."""
         columns: list[Any] = [calls[name] for name in ("kind", "site", "type", "phase", "micro", "parent", "recompute")]
         for seq, *fields in zip(calls.numbers("seq").tolist(), *(column.tolist() for column in columns), strict=True):
             call = _SavedCall(*fields)
-            call = call._replace(micro=self._begin + call.micro)
-            self.of[seq] = call
+            call = call._replace(micro=self._first_micro + call.micro)
+            self.by_seq[seq] = call
             self._of_micro.setdefault(call.micro, []).append(seq)
             if call.phase == "forward":
-                self._next = max(self._next, call.micro + 1)
+                self._next_micro = max(self._next_micro, call.micro + 1)
             if call.kind == "module" and call.phase == "forward":
-                self._mark(call.parent)
+                self._mark_enclosing(call.parent)
 
-    def _mark(self, parent: int) -> None:
-        """Whatever is around a module is no leaf."""
-        while parent >= 0 and parent not in self.around and parent in self.of:
-            self.around.add(parent)
-            parent = self.of[parent].parent
+    def _mark_enclosing(self, parent: int) -> None:
+        """Mark the calls around a module: they are not leaves."""
+        while parent >= 0 and parent not in self.with_modules and parent in self.by_seq:
+            self.with_modules.add(parent)
+            parent = self.by_seq[parent].parent
 
-    def forget(self) -> None:
-        """Let go of old micro steps: a recording may go on in one step for as long as the program runs."""
-        for micro in [micro for micro in self._of_micro if micro < self._next - _IN_FLIGHT]:
+    def drop_old(self) -> None:
+        """Drop old micro steps: a recording may stay in one step for as long as the program runs."""
+        for micro in [micro for micro in self._of_micro if micro < self._next_micro - _IN_FLIGHT]:
             for seq in self._of_micro.pop(micro):
-                self.of.pop(seq, None)
-                self.around.discard(seq)
+                self.by_seq.pop(seq, None)
+                self.with_modules.discard(seq)

@@ -67,7 +67,7 @@ def read(folder: Path) -> TorchNpuDump:
     for path in tensor_files(folder):
         file = _array_file(path)
         if file is None:
-            problems.append(f"The name of {path.name} says nothing that a tensor could be. It is left out.")
+            problems.append(f"The name of {path.name} does not describe a possible tensor. It is left out.")
         else:
             files.append(file)
     if not files:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.experiments import seed_all
 from astray.capture.recorder import BaseRecorder
 from astray.errors import RunExists, UsageError
+from astray.experiment import seed_all
 from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import lines
 from astray.foreign.torch_npu.names import SAMPLE
@@ -108,7 +108,7 @@ class DumpRecorder:
             return
         models = self._models
         recorded = models[0] if len(models) == 1 else {str(i): model for i, model in enumerate(models)}
-        self._adapter = adapter_for(recorded, paced=True)
+        self._adapter = adapter_for(recorded, detects_steps=True)
         if self._form is None:
             self._form = self._new_form(self._path)
         self._recorder = BaseRecorder.discovering(
@@ -144,7 +144,7 @@ class DumpRecorder:
         rank, world_size = known or rank_and_world_size(os.environ)
         own_path = rank_path(path, rank, world_size, folder=self._arrays)
         if not self._arrays and own_path.is_file() and own_path.stat().st_size and not lines.recognises(own_path):
-            raise RunExists(f"{own_path} is there already, and is no dump. Choose another name, or remove it.")
+            raise RunExists(f"{own_path} is there already, and is not a dump. Choose another name, or remove it.")
         info = RunInfo(astray="", created="", world_size=world_size)
         return translate(path, rank, info, overwrite=True, sample=self._sample, arrays=self._arrays).form
 
@@ -154,7 +154,7 @@ class DumpRecorder:
         """End a step; `number` is that of the next."""
         if self._recorder is None or self._adapter is None:
             return
-        self._adapter.let_program_pace()
+        self._adapter.let_program_end_steps()
         self._recorder.step()
         self._follow(number)
 
@@ -245,7 +245,7 @@ def set_dump_path(fpath: str | os.PathLike[str] | None = None) -> None:
     its own: `npu.pkl` becomes `npu_rank0.pkl`.
     """
     if fpath is None or not str(fpath):
-        raise UsageError(f"{fpath!r} is no name of a file. Give one, such as './npu_model.pkl'.")
+        raise UsageError(f"{fpath!r} is not the name of a file. Give one, such as './npu_model.pkl'.")
     path = Path(fpath)
     if path.is_dir():
         raise UsageError(f"{path} is a folder. Give the name of a file in it, such as {path / 'npu_model.pkl'}.")
@@ -274,7 +274,7 @@ def register_hook(
     seed: for `seed_all`, which is called here.
     """
     if not isinstance(hook, HookOptions):
-        raise UsageError(f"{hook!r} is no hook. Give one of {', '.join(option.value for option in HookOptions)}.")
+        raise UsageError(f"{hook!r} is not a hook. Give one of {', '.join(option.value for option in HookOptions)}.")
     seed_all(seed)
     if hook is HookOptions.OVERFLOW:
         _check.add(model)

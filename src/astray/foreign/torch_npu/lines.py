@@ -236,12 +236,12 @@ def _damage_of(raw: bytes) -> str:
         return "it is not JSON"
     if not isinstance(content, list) or len(content) != 4:
         return "it is not [name, values, dtype, shape]"
-    return next(_wrong_parts(*content), "its values are no plain list of numbers")
+    return next(_wrong_parts(*content), "its values are not a plain list of numbers")
 
 
 def _wrong_parts(name: object, values: object, dtype: object, shape: object) -> Iterator[str]:
     if not isinstance(name, str) or parse(name) is None:
-        yield f"{str(name)[:80]!r} is no name of a tensor"
+        yield f"{str(name)[:80]!r} is not the name of a tensor"
     if not isinstance(values, list):
         yield f"its values are {str(values)[:40]!r}"
     if not isinstance(dtype, str):
@@ -275,9 +275,9 @@ def parse_numbers(text: bytes, place: str) -> Array:
         values = _decode_list(b"[%s]" % text)
         numbers = np.array(values) if values else np.empty(0)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise RunError(f"The values of {place} are no numbers: {error}.") from None
+        raise RunError(f"The values of {place} are not numbers: {error}.") from None
     if numbers.dtype.kind not in "iufb" or numbers.ndim != 1:
-        raise RunError(f"The values of {place} are no plain list of numbers.")
+        raise RunError(f"The values of {place} are not a plain list of numbers.")
     return numbers
 
 

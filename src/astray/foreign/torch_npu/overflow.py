@@ -98,7 +98,7 @@ def _replace_stops(error_for: Callable[[ExactStop], BaseException]) -> Modes:
     from torch.overrides import TorchFunctionMode
 
     from astray.capture.pytorch.calls.modes import Modes
-    from astray.capture.pytorch.compiled.code import never_compiled
+    from astray.capture.pytorch.compiled.dynamo import never_compiled
 
     class StopReplacement(TorchFunctionMode):
         @never_compiled

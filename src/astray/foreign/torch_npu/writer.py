@@ -81,7 +81,7 @@ class TorchNpuTranslator:
                 self._write(call)
             call.is_new = False
 
-    def step_over(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
         self.write_all()
         self._call_rows.clear()
 
@@ -176,7 +176,7 @@ def translate(
     try:
         if own_path.is_dir() != arrays and own_path.exists():
             wanted = "folder" if arrays else "file"
-            raise RunError(f"{own_path} is {'no' if arrays else 'a'} folder. Give the name of a {wanted}.")
+            raise RunError(f"{own_path} is {'not a' if arrays else 'a'} folder. Give the name of a {wanted}.")
         if own_path.exists() and (not arrays or any(own_path.iterdir())) and not overwrite:
             raise RunExists(f"{own_path} is there already. Choose another, or overwrite it with --force.")
         own_path.parent.mkdir(parents=True, exist_ok=True)

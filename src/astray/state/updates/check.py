@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from astray.capture.pytorch.parameter_update import closure_of, is_inner
+from astray.capture.pytorch.parameter_update import closure_of, is_nested_step
 from astray.errors import UsageError
 from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, rule_of
 from astray.state.updates.table import Updates, judged
@@ -100,12 +100,12 @@ class UpdateChecker:
     # -- around a step -----------------------------------------------------------------------------------------------
 
     def _on_step_begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_inner(sys._getframe(1), optimizer):  # the step of a base class, called by the optimizer's own
+        if not is_nested_step(sys._getframe(1), optimizer):  # the step of a base class, called by the optimizer's own
             with torch.no_grad():
                 self._copy_inputs(optimizer, makes_gradients=closure_of(args, kwargs) is not None)
 
     def _on_step_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_inner(sys._getframe(1), optimizer):
+        if not is_nested_step(sys._getframe(1), optimizer):
             with torch.no_grad():
                 self._check_step(optimizer)
 

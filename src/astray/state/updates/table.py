@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from astray.formatting.figures import counted, dtype, error, shape
-from astray.formatting.grid import TextTable
+from astray.formatting.page import TextTable
 
 Verdict = Literal["right", "wrong", "not updated", "wrong state", "moved without gradient", "idle", "unchecked"]
 
 WRONG = frozenset({"wrong", "not updated", "wrong state", "moved without gradient"})
 _ORDER = ["not updated", "wrong", "moved without gradient", "wrong state", "unchecked", "right", "idle"]
 _GRID = TextTable(
-    words=["parameter", "verdict", "why"], droppable=["dtype", "shape", "ratio"], least={"parameter": 16, "why": 24}
+    words=["parameter", "verdict", "why"],
+    droppable=["dtype", "shape", "ratio"],
+    min_widths={"parameter": 16, "why": 24},
 )
 MOST_SHOWN = 20
 

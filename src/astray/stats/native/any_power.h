@@ -1,4 +1,4 @@
-// Sums of any power of magnitudes, over what is finite: what norms are made of.
+// Sums of any power of magnitudes, over finite elements: for norms.
 
 #ifndef ASTRAY_STATS_ANY_POWER_H
 #define ASTRAY_STATS_ANY_POWER_H
@@ -15,7 +15,7 @@ struct Power {
     bool whole() const { return exponent >= 1 && exponent <= 64 && exponent == std::floor(exponent); }
 };
 
-// The sum of n magnitudes in units, which are lost.
+// The sum of n magnitudes in units; x is overwritten.
 double sum_powers(const Isa &isa, double *x, int64_t n, const Power &power) {
     if (power.whole()) return isa.power(x, n, static_cast<int>(power.exponent));
     for (int64_t i = 0; i < n; ++i) x[i] = power.exponent == 0 ? x[i] != 0 : std::pow(x[i], power.exponent);
@@ -45,7 +45,7 @@ Exact powers_chunk(const Isa &isa, const Source &source, const Power &power, int
 double powers_of(Source &source, const Power &power) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
-    source.straighten();
+    source.to_memory_order();
     const int64_t count = source.layout.count;
     std::vector<Exact> parts((count + kChunk - 1) / kChunk);
     run_tasks(parts.size(), count * source.layout.size, [&](int64_t i) {

@@ -1,4 +1,4 @@
-// The blocks of a strided tensor one after the other, in the order of memory, widened to float or double.
+// The blocks of a strided tensor one after the other, in memory order, widened to float or double.
 
 #ifndef ASTRAY_STATS_BLOCK_READER_H
 #define ASTRAY_STATS_BLOCK_READER_H
@@ -15,8 +15,8 @@ struct Source {
     bool dense = false;
     double scale = 1;  // of double only
 
-    // Brings the dimensions into the order of memory: no sum cares.
-    void straighten() {
+    // Sorts the dimensions into memory order, which changes no sum.
+    void to_memory_order() {
         for (int d = 0; d < layout.rank; ++d) layout.dim[d].step = 0;
         layout.sort();
         layout.merge();

@@ -3,17 +3,17 @@
 #ifndef ASTRAY_STATS_CONTRAST_H
 #define ASTRAY_STATS_CONTRAST_H
 
-#include "contrasting.h"
-#include "copying.h"
+#include "contrast_blocks.h"
+#include "copy.h"
 #include "measure.h"
 
 namespace {
 
-// What must be had again from scaled elements when squares of the plain ones overflow or vanish.
-struct Rescued {
+// The sums that are computed again from scaled elements when squares of the plain ones overflow or vanish.
+struct ScaledSums {
     Moments reference, candidate;
     double dot = 0, squares = 0;
-    void merge(const Rescued &other) {
+    void merge(const ScaledSums &other) {
         reference.merge(other.reference);
         candidate.merge(other.candidate);
         dot += other.dot;
@@ -22,11 +22,12 @@ struct Rescued {
 };
 
 // `shrink` keeps a difference of two huge numbers finite, `zoom` then brings the largest difference near 1.
-Rescued rescue_chunk(const Isa &isa, const Pairing &pairing, double shrink, double zoom, int64_t begin, int64_t end) {
-    Rescued part;
-    Blocks<double> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
+ScaledSums rescaled_chunk(const Isa &isa, const TensorPair &pair, double shrink, double zoom, int64_t begin,
+                          int64_t end) {
+    ScaledSums part;
+    Blocks<double> reference(isa, pair.reference), candidate(isa, pair.candidate);
     double r[kPairBlock<double>], c[kPairBlock<double>], d[kPairBlock<double>];
-    const double r_back = shrink / pairing.reference.scale, c_back = shrink / pairing.candidate.scale;
+    const double r_back = shrink / pair.reference.scale, c_back = shrink / pair.candidate.scale;
     for (int64_t at = begin; at < end; at += kPairBlock<double>) {
         const int64_t n = end - at < kPairBlock<double> ? end - at : kPairBlock<double>;
         reference.seek(at, n);
@@ -39,7 +40,7 @@ Rescued rescue_chunk(const Isa &isa, const Pairing &pairing, double shrink, doub
             kept += std::isfinite(r[kept]) && std::isfinite(c[kept]);
         }
         if (!kept) continue;
-        const double r_pivot = pairing.reference.pivot, c_pivot = pairing.candidate.pivot;
+        const double r_pivot = pair.reference.pivot, c_pivot = pair.candidate.pivot;
         part.reference.merge(moments_of(isa, r, kept, r_pivot, isa.sums64(r, kept, r_pivot)));
         part.candidate.merge(moments_of(isa, c, kept, c_pivot, isa.sums64(c, kept, c_pivot)));
         part.squares += isa.sums64(d, kept, 0).squares;
@@ -49,14 +50,14 @@ Rescued rescue_chunk(const Isa &isa, const Pairing &pairing, double shrink, doub
 }
 
 struct ContrastResult {
-    Contrasted contrasted;
+    ContrastSums sums;
     Summary reference, candidate;
     double dot, cosine, l2_error;
     bool has_cosine;
 };
 
-// Makes a side row-major in memory of its own, which is faster than jumping about in the tensor pair by pair.
-Memory straighten(Side &side) {
+// Copies a side into row-major memory, which is faster than strided access pair by pair.
+Memory make_row_major(Side &side) {
     Layout &layout = side.layout;
     layout.merge();
     if (layout.row_major()) return nullptr;
@@ -68,40 +69,40 @@ Memory straighten(Side &side) {
     return copy;
 }
 
-ContrastResult contrast(Pairing &pairing) {
+ContrastResult contrast(TensorPair &pair) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
-    const auto reference = straighten(pairing.reference), candidate = straighten(pairing.candidate);
-    for (Side *side : {&pairing.reference, &pairing.candidate})
+    const auto reference = make_row_major(pair.reference), candidate = make_row_major(pair.candidate);
+    for (Side *side : {&pair.reference, &pair.candidate})
         side->pivot = choose_pivot(isa, side->layout, side->type, 1);
-    const int64_t count = pairing.reference.layout.count;
-    const int64_t bytes = count * (pairing.reference.layout.size + pairing.candidate.layout.size);
+    const int64_t count = pair.reference.layout.count;
+    const int64_t bytes = count * (pair.reference.layout.size + pair.candidate.layout.size);
     ContrastResult result{};
-    Contrasted &all = result.contrasted;
-    all = by_chunks<Contrasted>(count, bytes, [&](int64_t begin, int64_t end) {
-        return pairing.in_double() ? contrast_chunk<double>(isa, pairing, begin, end)
-                                   : contrast_chunk<float>(isa, pairing, begin, end);
+    ContrastSums &all = result.sums;
+    all = by_chunks<ContrastSums>(count, bytes, [&](int64_t begin, int64_t end) {
+        return pair.in_double() ? contrast_chunk<double>(isa, pair, begin, end)
+                                   : contrast_chunk<float>(isa, pair, begin, end);
     });
     if (!all.reference.count) return result;
 
-    Rescued sums{all.reference, all.candidate, all.dot, all.squares};
+    ScaledSums sums{all.reference, all.candidate, all.dot, all.squares};
     int r_exponent = 0, c_exponent = 0, d_exponent = 0;
-    if (pairing.in_double()) {
-        r_exponent = rescue_exponent(all.reference.absmax());
-        c_exponent = rescue_exponent(all.candidate.absmax());
-        d_exponent = rescue_exponent(all.absolute.value);
+    if (pair.in_double()) {
+        r_exponent = rescale_exponent(all.reference.absmax());
+        c_exponent = rescale_exponent(all.candidate.absmax());
+        d_exponent = rescale_exponent(all.absolute.value);
     }
     if (r_exponent || c_exponent || d_exponent || !std::isfinite(all.absolute.value)) {
         const bool overflowed = !std::isfinite(all.absolute.value);  // then 2^-1000 of it does not
         const int shrink = overflowed ? -1000 : 0;
         if (overflowed) d_exponent = 1000;
-        pairing.reference.scale = std::ldexp(1.0, -r_exponent);
-        pairing.candidate.scale = std::ldexp(1.0, -c_exponent);
-        for (Side *side : {&pairing.reference, &pairing.candidate})
+        pair.reference.scale = std::ldexp(1.0, -r_exponent);
+        pair.candidate.scale = std::ldexp(1.0, -c_exponent);
+        for (Side *side : {&pair.reference, &pair.candidate})
             side->pivot = choose_pivot(isa, side->layout, side->type, side->scale);
         const double shrunk = std::ldexp(1.0, shrink), zoom = std::ldexp(1.0, -d_exponent - shrink);
-        sums = by_chunks<Rescued>(count, bytes, [&](int64_t begin, int64_t end) {
-            return rescue_chunk(isa, pairing, shrunk, zoom, begin, end);
+        sums = by_chunks<ScaledSums>(count, bytes, [&](int64_t begin, int64_t end) {
+            return rescaled_chunk(isa, pair, shrunk, zoom, begin, end);
         });
     }
     result.reference = summarize(sums.reference, r_exponent);
@@ -114,11 +115,11 @@ ContrastResult contrast(Pairing &pairing) {
     return result;
 }
 
-PyObject *make_contrast(const ContrastResult &result, const Pairing &pairing, int64_t count) {
-    const Contrasted &all = result.contrasted;
+PyObject *make_contrast(const ContrastResult &result, const TensorPair &pair, int64_t count) {
+    const ContrastSums &all = result.sums;
     const int64_t finite = all.reference.count;
     const bool some = finite > 0, ratios = all.rel_count > 0;
-    const bool ulps = some && pairing.same_type() && is_float(pairing.reference.type);
+    const bool ulps = some && pair.same_type() && is_float(pair.reference.type);
     Fields fields(30);
     fields.integer(count);
     fields.integer(finite);
@@ -152,22 +153,22 @@ PyObject *make_contrast(const ContrastResult &result, const Pairing &pairing, in
 
 // contrast(reference, candidate, rtol, atol)
 PyObject *py_contrast(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
-    Pairing pairing;
+    TensorPair pair;
     bool complex;
     if (!expect(nargs, 4) ||
-        !read_tensor(args[0], Py_None, pairing.reference.layout, pairing.reference.type, complex) ||
-        !read_tensor(args[1], Py_None, pairing.candidate.layout, pairing.candidate.type, complex))
+        !read_tensor(args[0], Py_None, pair.reference.layout, pair.reference.type, complex) ||
+        !read_tensor(args[1], Py_None, pair.candidate.layout, pair.candidate.type, complex))
         return nullptr;
-    pairing.tolerance = {PyFloat_AsDouble(args[2]), PyFloat_AsDouble(args[3])};
+    pair.tolerance = {PyFloat_AsDouble(args[2]), PyFloat_AsDouble(args[3])};
     if (PyErr_Occurred()) return nullptr;
-    const int64_t count = pairing.reference.layout.count;
-    if (count != pairing.candidate.layout.count) {
+    const int64_t count = pair.reference.layout.count;
+    if (count != pair.candidate.layout.count) {
         PyErr_SetString(PyExc_ValueError, "The tensors have different numbers of elements.");
         return nullptr;
     }
     ContrastResult result{};
-    if (count && !unlocked(count * pairing.reference.layout.size, [&] { result = contrast(pairing); })) return nullptr;
-    return make_contrast(result, pairing, count);
+    if (count && !unlocked(count * pair.reference.layout.size, [&] { result = contrast(pair); })) return nullptr;
+    return make_contrast(result, pair, count);
 }
 
 }  // namespace

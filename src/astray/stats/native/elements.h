@@ -67,7 +67,7 @@ void fill_tables() {
 INLINE float as_float(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 INLINE uint32_t as_bits(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
 
-// Moves exponent and mantissa to their places in a float and lets one multiplication mend the bias: right for
+// Moves exponent and mantissa to their positions in a float and corrects the bias by one multiplication: right for
 // subnormals too, and a loop over it vectorises.
 INLINE float from_half(uint16_t half) {
     const uint32_t magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;

@@ -1,4 +1,4 @@
-// Byte strings to numbers: what the columns of a recording's tables are made of.
+// Byte strings to integer codes, for the dictionary columns of a recording's tables.
 
 #ifndef ASTRAY_STATS_FACTORIZE_H
 #define ASTRAY_STATS_FACTORIZE_H

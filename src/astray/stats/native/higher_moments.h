@@ -1,8 +1,8 @@
 // The first four moments of a tensor, its extremes and counts, in one walk over its memory.
 //
-// A block is gone over about one pivot for the tensor, and its sums are moved to its mean. Where that lies far from the
-// pivot beside the spread, too many bits would cancel: such a block is gone over again about its own mean. Blocks, and
-// then chunks, are united by moving the sums of each to the mean of all. moments.py has the same for tensors.
+// The sums of a block are about one pivot for the tensor, and are then moved to the mean of the block. Where that is far
+// from the pivot compared with the spread, too many bits would cancel: such a block is summed again about its own mean.
+// Blocks, and then chunks, are merged by moving the sums of each to the common mean; moments.py does so for tensors.
 
 #ifndef ASTRAY_STATS_HIGHER_MOMENTS_H
 #define ASTRAY_STATS_HIGHER_MOMENTS_H
@@ -24,7 +24,7 @@ Central recentre(double count, double point, double s1, double s2, double s3, do
     return {count, point + away, m2 > 0 ? m2 : 0, m3, m4 > 0 ? m4 : 0};
 }
 
-Central unite(const std::vector<Central> &parts) {
+Central merge_central(const std::vector<Central> &parts) {
     if (parts.size() == 1) return parts[0];
     Exact count, total, s1, s2, s3, s4;
     for (const Central &part : parts) {
@@ -43,7 +43,7 @@ Central unite(const std::vector<Central> &parts) {
     return recentre(count.sum, mean, s1.value(), s2.value(), s3.value(), s4.value());
 }
 
-// The power of two that brings absmax near 1, where fourth powers would leave the range of double; else 0. The twin of
+// The power of two that brings absmax near 1, where fourth powers would leave the range of double; else 0. The same as
 // `exponent_of` in numpy_moments.py.
 int power_exponent(double absmax) {
     if (absmax == 0 || !std::isfinite(absmax) || (absmax >= 0x1p-200 && absmax <= 0x1p200)) return 0;
@@ -56,7 +56,7 @@ struct HigherMoments {
     Exact total, magnitudes;
     Central central = {};
 
-    // Everything but what is about the mean.
+    // Everything but the central sums.
     void merge(const HigherMoments &other) {
         nan += other.nan;
         posinf += other.posinf;
@@ -76,7 +76,7 @@ template <class F> PowerSums power_sums(const Isa &isa, const F *x, int64_t n, d
     else return isa.powers64(x, n, centre);
 }
 
-// Adds a block to `part`, all but its central sums: those are given back, of no elements where none is finite.
+// Adds a block to `part`, all but its central sums: those are returned, empty where no element is finite.
 template <class F> Central add_block(const Isa &isa, const F *x, int64_t n, double pivot, HigherMoments &part) {
     PowerSums s = power_sums(isa, x, n, pivot);
     F finite[kBlock];
@@ -101,7 +101,7 @@ template <class F> Central add_block(const Isa &isa, const F *x, int64_t n, doub
     part.magnitudes.add(s.sum[kMagnitude]);
     const double count = static_cast<double>(n);
     double centre = pivot;
-    if (s.low == s.high) {  // all the same: nothing spreads, whatever rounding says
+    if (s.low == s.high) {  // all equal: the spread is 0, whatever rounding gives
         centre = s.low;
         for (double &sum : s.sum) sum = 0;
     } else if (s.sum[kFirst] * (s.sum[kFirst] / count) * 16 > s.sum[kSecond] * 15) {  // the mean is 4 spreads away
@@ -126,7 +126,7 @@ HigherMoments moments_chunk(const Isa &isa, const Source &source, double pivot, 
         const Central block = add_block(isa, reader.read(at, n), n, pivot, part);
         if (block.count) blocks.push_back(block);
     }
-    part.central = unite(blocks);
+    part.central = merge_central(blocks);
     return part;
 }
 
@@ -186,7 +186,7 @@ HigherMoments all_moments(const Isa &isa, const Source &source) {
         result.merge(part);
         if (part.central.count) centrals.push_back(part.central);
     }
-    result.central = unite(centrals);
+    result.central = merge_central(centrals);
     return result;
 }
 
@@ -199,7 +199,7 @@ struct MomentsResult {
 MomentsResult higher_moments(Source &source) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
-    source.straighten();
+    source.to_memory_order();
     MomentsResult result{all_moments(isa, source), 0, 0, 0, 0};
     HigherMoments &found = result.moments;
     if (!found.central.count) return result;

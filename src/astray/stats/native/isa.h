@@ -118,7 +118,7 @@ template <bool Near> INLINE Ulps ulps_of(Type type, const void *r, const void *c
 #if defined(__clang__)
 #define TARGET_AVX512 "arch=x86-64-v4"
 #else
-#define TARGET_AVX512 "arch=x86-64-v4,prefer-vector-width=512"  // gcc keeps its own loops to half of that
+#define TARGET_AVX512 "arch=x86-64-v4,prefer-vector-width=512"  // gcc limits its own loops to half of that
 #endif
 DEFINE_ISA(baseline, , 2)
 DEFINE_ISA(avx2, __attribute__((target("arch=x86-64-v3"))), 4)

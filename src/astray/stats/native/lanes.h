@@ -1,4 +1,4 @@
-// The vector types that the kernels compute in, and what compilers call their parts.
+// The vector types that the kernels compute in, and the compilers' builtins for them.
 //
 // Lanes are GNU vector types, a width at a time; where a compiler lacks them they are plain numbers. The kernels are
 // templates over that width, see isa.h.
@@ -48,7 +48,7 @@ constexpr int kLanes = 16;           // two registers of doubles with AVX-512, f
 constexpr int64_t kBlock = 2048;     // 16 KiB as doubles: half of a first-level cache
 constexpr int64_t kAhead = 8 << 10;  // bytes: a block of floats
 
-// Asks for a cache line that will be needed soon. Asking beyond the end of a tensor does no harm.
+// Prefetches a cache line that will be needed soon. Prefetching beyond the end of a tensor does no harm.
 INLINE void touch(const void *address) {
 #if GNU_VECTORS
     __builtin_prefetch(address);
@@ -57,8 +57,8 @@ INLINE void touch(const void *address) {
 #endif
 }
 
-// A block is gone over several times, and while that goes on nothing would come from memory: so every loop asks for
-// what lies about a block further on.
+// A block is read several times, and meanwhile nothing would be loaded from memory: so every loop prefetches about a
+// block ahead.
 INLINE void touch_ahead(const void *address) { touch(static_cast<const char *>(address) + kAhead); }
 
 template <class T, int N> struct LanesOf {
@@ -95,7 +95,7 @@ template <int N, class T, class F> INLINE void load_as(Lanes<T, N> &v, const F *
 }
 
 // sum += a * b for a product that is exact in double, as that of two floats is: a fused instruction then gives the same
-// bits, and takes the load off the adders, which also compare and convert and are what these loops wait for.
+// bits, and relieves the adders, which also compare and convert and are the bottleneck of these loops.
 template <int N> INLINE void add_exact(Lanes<double, N> &sum, const Lanes<double, N> &a, const Lanes<double, N> &b) {
 #if GCC_ASM
     if constexpr (N >= 4) { asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return; }

@@ -21,8 +21,8 @@ struct Layout {
     int rank = 0;
     Dim dim[kMaxRank];
 
-    // Brings the dimensions into the order of memory, smallest stride first: statistics do not care about order, and a
-    // fingerprint only about the logical index. Repeated dimensions (stride 0) go outermost: inner runs stay long.
+    // Sorts the dimensions into memory order, smallest stride first: statistics do not depend on the order, and a
+    // fingerprint only on the logical index. Repeated dimensions (stride 0) go outermost: inner runs stay long.
     void sort() {
         for (int d = 0; d < rank; ++d)
             if (dim[d].stride < 0) {
@@ -53,7 +53,7 @@ struct Layout {
         rank = last + 1;
     }
 
-    // Whether walking it is walking memory, element after element.
+    // Whether its elements are contiguous in memory, in this order.
     bool dense() const {
         int64_t expected = 1;
         for (int d = 0; d < rank; ++d) {
@@ -66,7 +66,7 @@ struct Layout {
     bool row_major() const { return rank == 0 || (rank == 1 && dim[0].stride == 1 && dim[0].step == 1); }
 };
 
-// A position in a layout, and how to get on from there.
+// A position in a layout, and how to advance it.
 class Walk {
   public:
     Walk(const Layout &layout, int64_t position) : layout_(layout), address_(layout.base), index_(layout.origin) {
@@ -79,7 +79,7 @@ class Walk {
     }
 
     // Passes n elements, copying them out and noting their logical indices; either may be null. Inlined into every
-    // caller, as what calls it below: only where it is known which is null are these loops tight.
+    // caller, like its callers below: the loops are only tight where it is known which is null.
     template <class U, class Index> INLINE void take(int64_t n, U *values, Index *indices) {
         if (layout_.rank == 0) {
             if (values) std::memcpy(values, address_, sizeof(U));

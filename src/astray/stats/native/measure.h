@@ -1,8 +1,8 @@
 // Statistics and fingerprint of one tensor, in one walk over its memory.
 //
 // Narrow elements of a block are widened to float or double, and one loop gives its sums. A sum that is not finite sends
-// the block the slow way, which counts NaN and infinity and repeats the loop over what is left; and the chunk it is in is
-// searched once more for the first of them.
+// the block to the slow path, which counts NaN and infinity and repeats the loop over the finite elements; then its chunk
+// is searched once more for the first of them.
 
 #ifndef ASTRAY_STATS_MEASURE_H
 #define ASTRAY_STATS_MEASURE_H
@@ -58,8 +58,8 @@ template <class F> void measure_block(const Isa &isa, const F *x, int64_t n, dou
     part.moments.merge(moments_of(isa, x, n, pivot, s));
 }
 
-// An 8-bit type has 256 values: count each, and the rest is a loop over a table. Four counters in turn, since adding to
-// one address again and again waits for the last store.
+// An 8-bit type has 256 values: count each, and the rest is a loop over a table. Four counters in turn, since repeated
+// additions to one address wait for the last store.
 class Histogram {
     uint32_t count_[4][256] = {};
 
@@ -119,7 +119,7 @@ void to_doubles(const Isa &isa, Type type, const char *raw, int64_t n, double *o
     isa.doubles(wide, n, out);
 }
 
-// Searches the elements [begin, end) of a walk, of which some are known to be bad. Only a walk in logical order meets
+// Searches the elements [begin, end) of a walk, of which some are known to be bad. Only a walk in logical order finds
 // the first one first. Its buffers must not become a part of every caller's stack.
 [[gnu::noinline]] Bad find_bad(const Isa &isa, const Layout &layout, Type type, int64_t begin, int64_t end) {
     alignas(64) char raw[kBlock * 8];
@@ -253,7 +253,7 @@ MeasureResult measure(Request &request) {
     result.low = moments.low + 0.0;  // -0 is reported as 0
     result.high = moments.high + 0.0;
     result.absmax = moments.absmax();
-    const int exponent = request.type == kF64 ? rescue_exponent(result.absmax) : 0;
+    const int exponent = request.type == kF64 ? rescale_exponent(result.absmax) : 0;
     if (exponent) {
         request.fingerprint = false;
         request.scale = std::ldexp(1.0, -exponent);

@@ -10,7 +10,7 @@
 //   layout.h threads.h moments.h    walks over strided memory; chunks of it for threads; how blocks merge
 //   measure.h                       statistics of a tensor
 //   higher_moments.h any_power.h    those that add up, to the fourth moment; sums of powers (blocks by block_reader.h)
-//   contrast.h slices.h             the comparison of two (its blocks in contrasting.h); of their slices
+//   contrast.h slices.h             the comparison of two (its blocks in block_contrast.h); of their slices
 //   copying.h factorize.h           bytes of strided tensors; strings as numbers
 //   objects.h                       what all of them take from Python and give to it
 //
@@ -22,7 +22,7 @@
 
 #include "any_power.h"
 #include "contrast.h"
-#include "copying.h"
+#include "copy.h"
 #include "factorize.h"
 #include "higher_moments.h"
 #include "measure.h"
@@ -88,7 +88,7 @@ PyMethodDef kMethods[] = {
     {"moments", py_moments, METH_O, nullptr},
     {"powers", method(py_powers), METH_FASTCALL, nullptr},
     {"contrast", method(py_contrast), METH_FASTCALL, nullptr},
-    {"slices_apart", method(py_slices_apart), METH_FASTCALL, nullptr},
+    {"slice_errors", method(py_slice_errors), METH_FASTCALL, nullptr},
     {"pack", method(py_pack), METH_FASTCALL, nullptr},
     {"gather", method(py_gather), METH_FASTCALL, nullptr},
     {"factorize", method(py_factorize), METH_FASTCALL, nullptr},

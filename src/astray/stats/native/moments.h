@@ -1,9 +1,9 @@
-// Mean and spread, of a block and of blocks together.
+// Mean and spread of a block, and of merged blocks.
 //
-// Sum of squares minus squared sum cancels when the mean is large beside the spread; such a block is gone over again about
+// Sum of squares minus squared sum cancels when the mean is large beside the spread; such a block is summed again about
 // its own mean. Blocks merge by Chan's formula, relative to one pivot for the tensor.
 //
-// Squares of 1e200 overflow and those of 1e-200 vanish: when the largest element of a float64 tensor lies out there, the
+// Squares of 1e200 overflow and those of 1e-200 vanish: when the largest element of a float64 tensor is in that range, the
 // moments are computed again from elements scaled by a power of two.
 
 #ifndef ASTRAY_STATS_MOMENTS_H
@@ -58,7 +58,7 @@ template <class F> Moments moments_of(const Isa &isa, const F *x, int64_t n, dou
     result.low = s.low;
     result.high = s.high;
     double centre = pivot, mean = s.sum / count, m2 = s.squares - s.sum * mean;
-    if (s.low == s.high) {  // all the same: nothing spreads, whatever rounding says
+    if (s.low == s.high) {  // all equal: the spread is 0, whatever rounding gives
         centre = s.low, mean = 0, m2 = 0, s.sum = 0;
     } else if (m2 * 128 < s.squares) {  // more than 7 of 53 bits cancelled
         centre = pivot + mean;
@@ -87,7 +87,7 @@ Summary summarize(const Moments &m, int exponent) {
 
 // The power of two that brings absmax near 1, where squares would leave the range of double; else 0. Below 2^-400 the
 // square of the last bit of an element would vanish; above 2^480, the sum of 2^40 squares would overflow.
-int rescue_exponent(double absmax) {
+int rescale_exponent(double absmax) {
     if (absmax == 0 || !std::isfinite(absmax) || (absmax >= 0x1p-400 && absmax <= 0x1p480)) return 0;
     const int exponent = std::ilogb(absmax);
     return exponent < -1000 ? -1000 : exponent > 1000 ? 1000 : exponent;  // 2^-exponent itself must not overflow

@@ -1,4 +1,4 @@
-// Python's objects: tensors as they are given to us, named tuples as we give them back, and the interpreter lock.
+// Python objects: tensors as arguments, named tuples as results, and the interpreter lock.
 
 #ifndef ASTRAY_STATS_OBJECTS_H
 #define ASTRAY_STATS_OBJECTS_H
@@ -14,10 +14,10 @@
 
 namespace {
 
-constexpr int64_t kReleaseBytes = 32 << 10;  // below this, giving up the interpreter lock costs more than the work
+constexpr int64_t kReleaseBytes = 32 << 10;  // below this, releasing the interpreter lock costs more than the work
 
 PyObject *statistics_type, *measurement_type, *contrast_type;
-PyObject *not_a_number;  // Python's own: equal tuples are told by their objects where values do not equal themselves
+PyObject *not_a_number;  // Python's own: tuples compare a NaN by identity, since it does not equal itself
 newfunc new_tuple;  // tuple.__new__: makes a named tuple without running its Python-level constructor
 
 class NoInterpreterLock {

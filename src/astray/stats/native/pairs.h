@@ -1,4 +1,4 @@
-// Two blocks beside each other: ratios, errors, and distances in representable numbers.
+// Kernels over two blocks: ratios, errors, and distances in representable numbers.
 
 #ifndef ASTRAY_STATS_PAIRS_H
 #define ASTRAY_STATS_PAIRS_H
@@ -9,14 +9,14 @@ namespace {
 
 template <class F> constexpr int64_t kPairBlock = 8192 / sizeof(F);  // half of a first-level cache with two tensors
 
-// A pair of blocks is gone over twice: for the ratios, which keep the divider busy, and for everything else. What the
-// ratios tell first decides what else must be looked at. d is candidate - reference throughout.
+// A pair of blocks is read twice: for the ratios, which keep the divider busy, and for everything else. The ratios come
+// first, and decide what else must be computed. d is candidate - reference throughout.
 
-// |d| / |reference| where the reference is not 0. `bound` is `most`, or infinite where something stands against 0.
+// |d| / |reference| where the reference is not 0. `bound` is `most`, or infinite where the reference is 0 and the candidate is not.
 struct Ratios { double sum, most, bound; int64_t different, nonzero; };
 
 // In float a ratio is right to 2^-23: differences of floats do not underflow, nor do ratios, unequal floats being at
-// least 2^-25 apart. They may overflow, and so may their sum: then it is infinite, and all must be had again in double.
+// least 2^-25 apart. They may overflow, and so may their sum: then it is infinite, and all is computed again in double.
 constexpr double kRatioError = 0x1p-22;
 
 // `Zeros`: some references are 0; without, these make the sum infinite or NaN.
@@ -94,18 +94,18 @@ struct Tolerance {
     bool grows() const { return relative >= 0 && relative <= std::numeric_limits<double>::max() && absolute >= 0; }
 };
 
-// Which counts must be made; the others are known to be all.
+// Which counts must be computed; the others equal the number of pairs.
 enum Within { kSettled, kTolerance, kAll };
 
 struct ErrorsRequest {
     double r_pivot, c_pivot;
     Within within;
     Tolerance tolerance;
-    const char *r_ahead, *c_ahead;  // what to ask memory for meanwhile, and the size of elements there
+    const char *r_ahead, *c_ahead;  // what to prefetch, and the size of its elements
     int r_size, c_size;
 };
 
-// What the other loop over a block of finite pairs tells: sums of d and of both sides about their pivots, extremes (of
+// The results of the other loop over a block of finite pairs: sums of d and of both sides about their pivots, extremes (of
 // the sides for double only), and how many errors are within the tolerance, 0.001 and 0.005 of the reference.
 enum ErrorSum { kDot, kAbs, kSquares, kR, kRSquares, kC, kCSquares, kErrorSums };
 struct Errors {
@@ -216,7 +216,7 @@ struct Ulps { uint64_t most, low, high; };  // the sum is high * 2^32 + low
 // Errors up to this part of the reference keep its sign, and are at most 2^20 representable floats, 2^49 doubles.
 constexpr double kNear = 0x1p-4;
 
-// Bit patterns in the order of their values; 0 and -0 are the same place. Without a branch, for the vectoriser.
+// Bit patterns in the order of their values; 0 and -0 are equal. Without a branch, for the vectoriser.
 template <class U> INLINE std::make_signed_t<U> ordered(U bits) {
     using S = std::make_signed_t<U>;
     const S sign = static_cast<S>(static_cast<S>(bits) >> (8 * sizeof(U) - 1));  // -1 or 0
@@ -255,7 +255,7 @@ INLINE Ulps block_ulps(const void *reference, const void *candidate, int64_t n) 
     else return {most, (static_cast<uint64_t>(high) << kHalf) + low, 0};
 }
 
-// How a difference is brought into the range where its square is a double: (c * shrink - r * shrink) * zoom.
+// Scales a difference into the range where its square is a double: (c * shrink - r * shrink) * zoom.
 struct Zoom {
     double shrink = 1, factor = 1;
     bool plain() const { return shrink == 1 && factor == 1; }
@@ -274,7 +274,7 @@ INLINE Lanes<double, N> square_of(const F *reference, const F *candidate, const 
     return d * d;
 }
 
-// Adds d * d of every finite pair to its place in `each`, and returns the sum of them.
+// Adds d * d of every finite pair to its element of `each`, and returns their sum.
 template <int N, class F, bool Plain>
 INLINE double squares_of(const F *reference, const F *candidate, int64_t n, const Zoom &zoom, double *each) {
     constexpr int L = kErrorLanes;

@@ -1,4 +1,4 @@
-// Sums of powers of a block: the first four about a centre with everything else that `moments` tells, and any whole
+// Sums of powers of a block: the first four about a centre with everything else that `moments` returns, and any whole
 // power.
 
 #ifndef ASTRAY_STATS_POWERS_H
@@ -14,7 +14,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 enum PowerSum { kFirst, kSecond, kThird, kFourth, kMagnitude, kPowerSums };
 
-// What one loop over a block tells: sums of x - centre to the first four powers and of |x|, extremes, the least
+// The results of one loop over a block: sums of x - centre to the first four powers and of |x|, extremes, the least
 // magnitude, zeros.
 struct PowerSums {
     double sum[kPowerSums], low, high, least;
@@ -34,7 +34,7 @@ template <int N, class F, bool Centre> struct PowerLanes {
         if constexpr (std::is_same_v<E, double>) e = x;
         else load(e, from);
         const Lanes<E, N> size = magnitude<E, N>(e);
-        low = e < low ? e : low;  // false for NaN, which is thus passed over
+        low = e < low ? e : low;  // false for NaN, which is thus skipped
         high = e > high ? e : high;
         least = size < least ? size : least;
         add_to<N>(sum[kMagnitude], magnitude<double, N>(x));
@@ -91,7 +91,7 @@ template <int N, class F> INLINE PowerSums block_powers(const F *x, int64_t n, d
     return centre == 0 ? powers_about<N, F, false>(x, n, centre) : powers_about<N, F, true>(x, n, centre);
 }
 
-// The sum of x to a whole power, by repeated squaring; x is lost.
+// The sum of x to a whole power, by repeated squaring; x is overwritten.
 INLINE double block_power(double *x, int64_t n, int power) {
     constexpr int L = kPowerLanes;
     double result[kBlock], lane[L] = {};

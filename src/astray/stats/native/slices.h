@@ -1,4 +1,4 @@
-// How far two runs are apart in parts of a tensor: in the slice that is furthest off, and in a typical row.
+// Errors in parts of a tensor: in the slice that is furthest off, and in a typical row.
 
 #ifndef ASTRAY_STATS_SLICES_H
 #define ASTRAY_STATS_SLICES_H
@@ -33,9 +33,9 @@ struct Slicing {
 
 // Adds up a part of the pairs, which begins and ends with a row. rows: the sums of all rows, or null.
 template <class F>
-void add_part(const Isa &isa, const Pairing &pairing, const Slicing &slicing, const Zoom &zoom, int64_t part,
+void add_part(const Isa &isa, const TensorPair &pair, const Slicing &slicing, const Zoom &zoom, int64_t part,
               double *sums, double *rows) {
-    Blocks<F> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
+    Blocks<F> reference(isa, pair.reference), candidate(isa, pair.candidate);
     double nowhere[kPairBlock<F>] = {};
     const int64_t end = slicing.begin(part + 1);
     int64_t at[kMaxRank], column = 0, outside = slicing.begin(part) / slicing.row;
@@ -75,25 +75,25 @@ struct Apart {
     int64_t index = -1;
 };
 
-Apart slices_apart(Pairing &pairing, const Slicing &slicing, double largest) {
+Apart slice_errors(TensorPair &pair, const Slicing &slicing, double largest) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
-    const auto reference = straighten(pairing.reference), candidate = straighten(pairing.candidate);
+    const auto reference = make_row_major(pair.reference), candidate = make_row_major(pair.candidate);
     Zoom zoom;
     int exponent = 0;
-    if (pairing.in_double()) {
+    if (pair.in_double()) {
         const bool overflowed = !std::isfinite(largest);  // then 2^-1000 of it does not
         const int shrink = overflowed ? -1000 : 0;
-        exponent = overflowed ? 1000 : rescue_exponent(largest);
+        exponent = overflowed ? 1000 : rescale_exponent(largest);
         zoom = {std::ldexp(1.0, shrink), std::ldexp(1.0, -exponent - shrink)};
     }
     std::vector<double> sums(slicing.parts * slicing.total), rows(slicing.rows());
     double *each = rows.empty() ? nullptr : rows.data();
-    const int64_t bytes = slicing.count * (pairing.reference.layout.size + pairing.candidate.layout.size);
+    const int64_t bytes = slicing.count * (pair.reference.layout.size + pair.candidate.layout.size);
     run_tasks(slicing.parts, bytes, [&](int64_t part) {
         double *own = sums.data() + part * slicing.total;
-        if (pairing.in_double()) add_part<double>(isa, pairing, slicing, zoom, part, own, each);
-        else add_part<float>(isa, pairing, slicing, zoom, part, own, each);
+        if (pair.in_double()) add_part<double>(isa, pair, slicing, zoom, part, own, each);
+        else add_part<float>(isa, pair, slicing, zoom, part, own, each);
     });
     for (int64_t part = 1; part < slicing.parts; ++part)
         for (int64_t i = 0; i < slicing.total; ++i) sums[i] += sums[part * slicing.total + i];
@@ -117,25 +117,25 @@ Apart slices_apart(Pairing &pairing, const Slicing &slicing, double largest) {
     return found;
 }
 
-// slices_apart(reference, candidate, largest) -> (value, dim, index, typical), or None where there are no slices.
-PyObject *py_slices_apart(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
-    Pairing pairing;
+// slice_errors(reference, candidate, largest) -> (value, dim, index, typical), or None where there are no slices.
+PyObject *py_slice_errors(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+    TensorPair pair;
     bool complex;
     if (!expect(nargs, 3) ||
-        !read_tensor(args[0], Py_None, pairing.reference.layout, pairing.reference.type, complex) ||
-        !read_tensor(args[1], Py_None, pairing.candidate.layout, pairing.candidate.type, complex))
+        !read_tensor(args[0], Py_None, pair.reference.layout, pair.reference.type, complex) ||
+        !read_tensor(args[1], Py_None, pair.candidate.layout, pair.candidate.type, complex))
         return nullptr;
     const double largest = PyFloat_AsDouble(args[2]);
     if (PyErr_Occurred()) return nullptr;
-    const Layout &layout = pairing.reference.layout;
-    if (layout.count != pairing.candidate.layout.count) {
+    const Layout &layout = pair.reference.layout;
+    if (layout.count != pair.candidate.layout.count) {
         PyErr_SetString(PyExc_ValueError, "The tensors have different numbers of elements.");
         return nullptr;
     }
     Apart found;
     const Slicing slicing(layout, complex);
     if (slicing.total &&
-        !unlocked(layout.count * layout.size, [&] { found = slices_apart(pairing, slicing, largest); }))
+        !unlocked(layout.count * layout.size, [&] { found = slice_errors(pair, slicing, largest); }))
         return nullptr;
     if (found.dim < 0) Py_RETURN_NONE;
     Fields fields(4);

@@ -7,7 +7,7 @@
 
 namespace {
 
-// What one loop over a block tells: sums of x - pivot and of its square, extremes, zeros.
+// The results of one loop over a block: sums of x - pivot and of its square, extremes, zeros.
 struct Sums { double sum, squares, low, high; int64_t zeros; };
 
 // Lanes of sums, whose number is fixed since it decides how they round.
@@ -24,13 +24,13 @@ template <int N, class F, bool Pivot> struct SumLanes {
     }
 };
 
-// Extremes and zeros do not round, so these go in lanes of whatever width suits the processor.
+// Extremes and zeros do not round, so their lanes have whatever width suits the processor.
 template <int N, class F> struct ScanLanes {
     Lanes<F, N> low, high;
     Lanes<typename IntegerOf<sizeof(F)>::type, N> zeros;
 
     INLINE void add(const Lanes<F, N> &x) {
-        low = x < low ? x : low;  // false for NaN, which is thus passed over
+        low = x < low ? x : low;  // false for NaN, which is thus skipped
         high = x > high ? x : high;
         tally<N>(zeros, x == F(0));
     }

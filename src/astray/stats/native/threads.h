@@ -22,9 +22,9 @@
 namespace {
 
 constexpr int64_t kChunk = 1 << 18;        // a few hundred microseconds of work
-constexpr int64_t kThreadBytes = 2 << 20;  // a thread costs about 30 us to start: what is worth one
+constexpr int64_t kThreadBytes = 2 << 20;  // per thread: starting one costs about 30 us
 
-// Subnormal numbers count here, whatever the program has asked the processor to do with them.
+// Subnormal numbers are kept here, whatever mode the program has set the processor to.
 class KeepSubnormals {
 #if defined(__x86_64__) || defined(_M_X64)
     static constexpr unsigned kFlush = 0x8040;  // flush to zero, denormals are zero
@@ -54,7 +54,7 @@ class KeepSubnormals {
 
 std::atomic<int> thread_limit{1};
 
-// Calls task(i) for every i below `tasks`. Threads are started for each call and none is kept: a pool would not survive
+// Calls task(i) for every i below `tasks`. Threads are started for each call and not kept: a pool would not survive
 // a fork, and DataLoader workers are forked.
 template <class Task> void run_tasks(int64_t tasks, int64_t bytes, const Task &task) {
     int64_t threads = bytes / kThreadBytes;
@@ -69,7 +69,7 @@ template <class Task> void run_tasks(int64_t tasks, int64_t bytes, const Task &t
     try {
         for (int64_t t = 1; t < threads; ++t) others.emplace_back(work);
     } catch (const std::system_error &) {
-        // No more threads to be had; those there are do the work.
+        // No more threads can be started; the existing ones do the work.
     }
     work();
     for (auto &thread : others) thread.join();

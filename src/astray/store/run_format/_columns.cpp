@@ -1,9 +1,9 @@
 // Rows of one table on their way to its file, kept as columns.
 //
-// Appending a row copies its cells to the ends of the columns and makes no Python object, so that nothing of it is left
-// for the garbage collector, and the writer's thread finds Arrow's buffers all but done: it competes with the user's
-// program for the interpreter. Nulls are kept as Arrow has them: a value that is NaN, 0 or no byte, beside a flag.
-// Recordings append plain values (_columns.h); whatever else writes runs appends tuples.
+// Appending a row copies its cells to the ends of the columns and makes no Python object: there is nothing to collect,
+// and the writer's thread, which competes with the user's program for the interpreter, finds Arrow's buffers nearly
+// finished. Nulls are stored as in Arrow: a value that is NaN, 0 or empty, and a flag. Recordings append plain values
+// (_columns.h); everything else that writes runs appends tuples.
 
 #include "ref.h"
 
@@ -31,7 +31,7 @@ const struct {
     {"int64", 8}, {"int32", 4}, {"uint64", 8}, {"float64", 8}, {"bool", 1}, {"string", 1}, {"list<int64>", 8}, {"object", 0},
 };
 
-// Bytes that are only ever added to.
+// An append-only byte buffer.
 class Buffer {
 public:
     Buffer() = default;
@@ -42,7 +42,7 @@ public:
     }
     ~Buffer() { std::free(data_); }
 
-    // Makes room, at least for `least` bytes in all; whatever is added within it cannot fail.
+    // Reserves room for at least `least` bytes in all; adding within it cannot fail.
     void reserve(size_t more, size_t least = 0) {
         if (size_ + more <= room_) return;
         const size_t room = std::max(2 * (size_ + more), least);
@@ -98,31 +98,31 @@ public:
     void reserve(size_t rows, size_t least) {
         if (type == kObject) return objects_.reserve(objects_.size() + rows);
         values_.reserve(value_size_ * rows, value_size_ * least);
-        if (nullable) there_.reserve(rows, least);
+        if (nullable) validity_.reserve(rows, least);
     }
-    void reserve_items(size_t bytes) { items_.reserve(bytes, before_); }
+    void reserve_items(size_t bytes) { items_.reserve(bytes, last_size_); }
 
-    // Each puts the value of a row for which there is room.
+    // Each appends the value of a row for which there is room.
     template <class Value>
     void put(size_t row, Value value) {
         if (nullable) {
             fill(row);
-            there_.push<uint8_t>(1);
+            validity_.push<uint8_t>(1);
         }
         values_.push(value);
     }
     void put_items(size_t row, const void *items, size_t bytes) {
-        if (nullable) fill(row);  // with the end of the items before
+        if (nullable) fill(row);  // with the end of the previous items
         items_.add(items, bytes);
         put(row, static_cast<int64_t>(items_.size() / item_size_));
     }
     void put_object(PyObject *object) { objects_.push_back(Ref::shared(object)); }
 
-    // Writes the nulls that have only been counted so far: of most columns, all rows or none are null.
+    // Writes the nulls that were only counted so far: in most columns all rows or none are null.
     void fill(size_t stop) {
         if (type == kObject || values_.size() >= value_size_ * stop) return;
         const size_t start = values_.size() / value_size_;
-        there_.add_zeros(stop - start);  // only what may be null can be behind
+        validity_.add_zeros(stop - start);  // only nullable columns can lag behind
         if (type == kFloat64)
             for (size_t row = start; row < stop; ++row) values_.push(std::nan(""));
         else if (is_varied())
@@ -140,7 +140,7 @@ public:
             objects_.insert(objects_.end(), from.objects_.begin() + start, from.objects_.begin() + stop);
             return;
         }
-        if (nullable) there_.add(from.there_.data() + start, stop - start);
+        if (nullable) validity_.add(from.validity_.data() + start, stop - start);
         if (!is_varied()) {
             values_.add(from.values_.data() + value_size_ * start, value_size_ * (stop - start));
             return;
@@ -152,25 +152,25 @@ public:
 
     // Where the string or list of a row begins, which is where the one before it ends.
     int64_t begin_of(size_t row) const { return row ? values_.as<int64_t>()[row - 1] : 0; }
-    bool is_there(size_t row) const { return !nullable || there_.as<uint8_t>()[row]; }
+    bool is_there(size_t row) const { return !nullable || validity_.as<uint8_t>()[row]; }
     const char *values() const { return values_.data(); }
     const char *items() const { return items_.data(); }
-    const uint8_t *there() const { return nullable ? there_.as<uint8_t>() : nullptr; }
+    const uint8_t *there() const { return nullable ? validity_.as<uint8_t>() : nullptr; }
     const Ref &object(size_t row) const { return objects_[row]; }
 
-    void expect_as_many_as(const Column &taken) { before_ = taken.items_.size(); }
-    size_t nbytes() const { return values_.room() + items_.room() + there_.room(); }
+    void expect_as_many_as(const Column &taken) { last_size_ = taken.items_.size(); }
+    size_t nbytes() const { return values_.room() + items_.room() + validity_.room(); }
 
 private:
     Buffer values_;  // of strings and lists: where each ends, counted in items, as int64
-    Buffer there_;   // whether each is not null; only where there may be nulls
-    Buffer items_;   // what strings and lists consist of
+    Buffer validity_;   // whether each is not null; only where there may be nulls
+    Buffer items_;   // the bytes of strings, the elements of lists
     std::vector<Ref> objects_;
     size_t item_size_, value_size_;
-    size_t before_ = 0;  // how many bytes of items there were the last time: so many are likely to come again
+    size_t last_size_ = 0;  // bytes of items when the rows were last taken: about as many are likely to come again
 };
 
-// ---- reading a row that is given as Python objects -----------------------------------------------------------------
+// ---- reading a row of Python objects -------------------------------------------------------------------------------
 
 // The value of a cell, read before anything is written: reading it may run code that appends a row of its own.
 struct Cell {
@@ -182,7 +182,7 @@ struct Cell {
     Py_ssize_t size = 0;
     std::vector<int64_t> list;
     PyObject *object = nullptr;
-    Ref owned;  // what keeps the text
+    Ref owned;  // keeps the text alive
 
     size_t item_bytes() const { return text ? static_cast<size_t>(size) : 8 * list.size(); }
 };
@@ -263,7 +263,7 @@ public:
     // Makes room for more rows, though not for the items of their strings and lists.
     void reserve(size_t more) {
         if (count + more <= room_) return;
-        const size_t room = std::max<size_t>({2 * (count + more), before_, 64});
+        const size_t room = std::max<size_t>({2 * (count + more), last_count_, 64});
         for (Column &column : columns) {
             column.fill(count);
             column.reserve(room - count, room);
@@ -275,7 +275,7 @@ public:
     void append(const CallRow &row);
     void append(const TensorRow &row);
 
-    // Rows of the same columns, without any in them.
+    // An empty container with the same columns.
     Rows like() const {
         Rows other;
         other.items = items;
@@ -300,7 +300,7 @@ public:
         Rows taken = like();
         if (most == count) {
             swap(taken);
-            before_ = taken.count;
+            last_count_ = taken.count;
             for (size_t i = 0; i < columns.size(); ++i) columns[i].expect_as_many_as(taken.columns[i]);
             return taken;
         }
@@ -325,7 +325,8 @@ private:
         std::swap(room_, other.room_);
     }
 
-    size_t room_ = 0, before_ = 0;  // `before_` is how many there were the last time: so many are likely to come again
+    size_t room_ = 0;
+    size_t last_count_ = 0;  // rows when they were last taken: about as many are likely to come again
 };
 
 // A tuple, of which each item is a cell; or a ticket, for the first column; or None.
@@ -353,7 +354,7 @@ void Rows::append(PyObject *const *given, size_t size) {
     reserve(1);
     for (size_t i = 0; i < columns.size(); ++i)
         if (columns[i].is_varied()) columns[i].reserve_items(cells[i].item_bytes());
-    for (size_t i = 0; i < columns.size(); ++i) {  // nothing is run from here on
+    for (size_t i = 0; i < columns.size(); ++i) {  // no Python code is run from here on
         const Cell &cell = cells[i];
         Column &column = columns[i];
         if (cell.is_null) continue;
@@ -385,7 +386,7 @@ std::string signature_of(const Rows &rows) {
     return letters;
 }
 
-// Puts the cells of one row, column after column, after making room for its texts and lists.
+// Appends the cells of one row, column after column, after reserving room for its texts and lists.
 class Cells {
 public:
     Cells(Rows &rows) : at_(rows.columns.data()), row_(rows.count) { rows.reserve(1); }
@@ -460,7 +461,7 @@ void Rows::append(const TensorRow &row) {
     ++count;
 }
 
-// ---- as Python sees them -------------------------------------------------------------------------------------------
+// ---- the Python type -----------------------------------------------------------------------------------------------
 
 struct RowsObject {
     PyObject_HEAD
@@ -521,7 +522,7 @@ void rows_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     of(self).~Rows();
     reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
-    Ref::made(reinterpret_cast<PyObject *>(type));  // the reference that it had
+    Ref::made(reinterpret_cast<PyObject *>(type));  // the reference that it held
 }
 
 PyObject *rows_append(PyObject *self, PyObject *row) {
@@ -569,7 +570,7 @@ PyObject *rows_extend(PyObject *self, PyObject *other) {
     });
 }
 
-// ---- as Arrow has them ---------------------------------------------------------------------------------------------
+// ---- Arrow buffers -------------------------------------------------------------------------------------------------
 
 Ref bytes_of(const void *data, size_t size) {
     return Ref::made(PyBytes_FromStringAndSize(static_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
@@ -592,7 +593,7 @@ PyObject *rows_encode(PyObject *self, PyObject *args) {
         const size_t count = static_cast<size_t>(stop - start), size = column.item_size();
         const uint8_t *there = column.there() ? column.there() + start : nullptr;
         const Py_ssize_t nulls = there ? std::count(there, there + count, 0) : 0;
-        const Ref bitmap = nulls ? packed(there, count) : bytes_of("", 0);  // nothing when every bit is set
+        const Ref bitmap = nulls ? packed(there, count) : bytes_of("", 0);  // empty when every bit is set
         if (!column.is_varied()) {
             const char *values = column.values() + size * start;
             const Ref data = column.type == kBool ? packed(reinterpret_cast<const uint8_t *>(values), count)
@@ -607,7 +608,7 @@ PyObject *rows_encode(PyObject *self, PyObject *args) {
         const Ref data = bytes_of(column.items() + size * begin, size * static_cast<size_t>(items));
         if (column.type == kString)
             return Ref::made(Py_BuildValue("n(OOO)", nulls, bitmap.get(), offsets.get(), data.get()));
-        // The items of a list have a bitmap of their own, and no nulls.
+        // The items of a list have their own bitmap, and no nulls.
         return Ref::made(Py_BuildValue("n(OOy#O)", nulls, bitmap.get(), offsets.get(), "", Py_ssize_t(0), data.get()));
     });
 }

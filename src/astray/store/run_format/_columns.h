@@ -1,4 +1,4 @@
-// What other native parts ask of the rows that wait to be written: to append one, given as plain values.
+// The interface of rows that wait to be written, for other native parts: to append one of plain values.
 
 #ifndef ASTRAY_COLUMNS_H
 #define ASTRAY_COLUMNS_H
@@ -17,7 +17,7 @@ typedef struct Text {
     int64_t size;
 } Text;
 
-// A row of `CALLS`. Of numbers that may be missing, −1 says so.
+// A row of `CALLS`. −1 stands for a missing number.
 typedef struct CallRow {
     int64_t seq, step;
     int32_t micro, call;
@@ -26,7 +26,7 @@ typedef struct CallRow {
     int recompute;
 } CallRow;
 
-// A row of `TENSORS`, before its values are on the disk. Of numbers that may be missing, −1 says so.
+// A row of `TENSORS`, before its values are on the disk. −1 stands for a missing number.
 typedef struct TensorRow {
     int64_t seq;
     Text role, path, dtype;
@@ -34,7 +34,7 @@ typedef struct TensorRow {
     int64_t dims;
     Text device;
     int requires_grad;
-    int64_t ticket;               // for what is measured later
+    int64_t ticket;               // of a deferred measurement
     const Measurement *measured;  // NULL when there is no measurement, or none yet
     int has_statistics;           // or only a fingerprint
     PyObject *values;             // `TensorBytes`, or None
@@ -45,18 +45,18 @@ typedef struct TensorRow {
 typedef struct Appending {
     int (*are_calls)(PyObject *object);    // whether they are rows of `CALLS`, in this module's columns
     int (*are_tensors)(PyObject *object);  // or of `TENSORS`
-    // Append a row: how many there are then, 0 where no rows are taken any more, −1 with an error set.
+    // Append a row: returns their number, 0 where rows are not accepted any more, −1 with an error set.
     Py_ssize_t (*append_call)(PyObject *rows, const CallRow *row);
     Py_ssize_t (*append_tensor)(PyObject *rows, const TensorRow *row);
 } Appending;
 
-// How to append to rows; NULL, without an error, where that was not built.
+// The functions that append rows; NULL, without an error, where the extension was not built.
 static inline const Appending *find_appending(void) {
-    PyObject *module = PyImport_ImportModule(COLUMNS);  // a capsule's module has to be there before it is asked for
-    const Appending *found = module ? (const Appending *)PyCapsule_Import(APPENDING, 0) : NULL;
+    PyObject *module = PyImport_ImportModule(COLUMNS);  // a capsule can only be imported once its module is loaded
+    const Appending *appending = module ? (const Appending *)PyCapsule_Import(APPENDING, 0) : NULL;
     Py_XDECREF(module);
     PyErr_Clear();
-    return found;
+    return appending;
 }
 
 #endif

@@ -1,6 +1,6 @@
 """Arrow to tables: reads a table's file into columns, as far as it is whole.
 
-Strings and shapes become codes here: the bytes of a column are factorised as they are in the file, and only the few
+Strings and shapes become codes: the bytes of a column are factorised as they are in the file, and only the few
 distinct values become Python objects. A column that an older format version did not have is null in every row.
 """
 
@@ -21,10 +21,10 @@ from astray.errors import RunError
 from astray.stats.kernels import factorize
 from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.run_format import schema
-from astray.store.run_format.cells import AnyCells
 from astray.store.run_format.encoder import arrow_schema, in_batches
-from astray.store.run_format.ipc import BatchLocation, Bytes, Counts, IpcStream, JoinedBuffers, gather
-from astray.store.safe_paths import opened
+from astray.store.run_format.ipc import BatchLocation, Bytes, Counts, IpcStream, JoinedBuffers, read_joined
+from astray.store.run_format.rows import AnyCells
+from astray.store.safe_paths import open_file
 
 Mask = npt.NDArray[np.bool_] | None
 Absent = frozenset[schema.Column]
@@ -47,7 +47,7 @@ def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None
 
     Raises RunError when it is not a plain file in `home`, or larger than the machine's memory.
     """
-    with opened(path, home) as source:
+    with open_file(path, home) as source:
         file = source.fileno()
         stream = IpcStream(file)
         if stream.size > _memory():
@@ -96,15 +96,15 @@ def decode(
     absent: Absent = frozenset(),
 ) -> Table:
     """Read batches and join them, column by column. Columns that are `absent` from the file become nulls."""
-    found = gather(file, batches, sum(_widths(columns, absent)))
-    return _joined(_without_padding(found, columns, absent), columns, absent)
+    joined = read_joined(file, batches, sum(_widths(columns, absent)))
+    return _joined(_without_padding(joined, columns, absent), columns, absent)
 
 
 def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column, ...]) -> Table:
-    """The table of rows that are not in a file, given in parts, each as columns."""
+    """The table of rows that are not in a file: several parts, each as columns."""
     batches = [batch for part in parts if len(part[0]) for batch in in_batches(columns, part)]
     rows = np.array([count for count, _ in batches], np.int64)
-    each = [[np.frombuffer(buffer, np.uint8) for _, found in encoded for buffer in found] for _, encoded in batches]
+    each = [[np.frombuffer(buffer, np.uint8) for _, column in encoded for buffer in column] for _, encoded in batches]
     if not each:
         return empty_table(columns)
     sizes = np.array([[len(buffer) for buffer in buffers] for buffers in each], np.int64)
@@ -115,15 +115,15 @@ def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
     return [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
 
 
-def _without_padding(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent) -> JoinedBuffers:
+def _without_padding(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent) -> JoinedBuffers:
     """Buffers that hold nothing but their rows, so that those of one batch follow those of another.
 
     astray writes only such. Arrow allows bytes behind the last row, and strings that begin and end within their data,
     as in a slice of a table. Raises ValueError where a buffer is too short for its rows.
     """
-    sizes, buffers = found.sizes.copy(), list(found.buffers)
+    sizes, buffers = joined.sizes.copy(), list(joined.buffers)
 
-    def keep(number: int, begin: Counts, end: Counts) -> None:
+    def trim(number: int, begin: Counts, end: Counts) -> None:
         """Keep of one buffer the bytes of each batch from `begin` to `end`."""
         if ((begin < 0) | (end < begin) | (end > sizes[:, number])).any():
             raise ValueError("a buffer is too short for its rows")
@@ -133,33 +133,33 @@ def _without_padding(found: JoinedBuffers, columns: tuple[schema.Column, ...], a
             buffers[number] = np.concatenate([buffers[number][slice(*piece)] for piece in pieces])
             sizes[:, number] = end - begin
 
-    nothing, bitmap = np.zeros_like(found.rows), (found.rows + 7) // 8
+    nothing, bitmap = np.zeros_like(joined.rows), (joined.rows + 7) // 8
     first = 0
     for column, width in zip(columns, _widths(columns, absent), strict=True):
-        if width and len(found.rows):
-            keep(first, nothing, np.where(sizes[:, first] > 0, bitmap, 0))
+        if width and len(joined.rows):
+            trim(first, nothing, np.where(sizes[:, first] > 0, bitmap, 0))
             if column.type in BUFFERS:
-                keep(first + 1, nothing, 4 * (found.rows + 1))
-                offsets, last = buffers[first + 1].view(np.int32), np.cumsum(found.rows + 1) - 1
-                begin, end = (offsets[at].astype(np.int64) for at in (last - found.rows, last))
+                trim(first + 1, nothing, 4 * (joined.rows + 1))
+                offsets, last = buffers[first + 1].view(np.int32), np.cumsum(joined.rows + 1) - 1
+                begin, end = (offsets[at].astype(np.int64) for at in (last - joined.rows, last))
                 unit = 8 if column.type == "list<int64>" else 1
-                keep(first + width - 1, begin * unit, end * unit)
+                trim(first + width - 1, begin * unit, end * unit)
             else:
-                size = bitmap if column.type == "bool" else found.rows * np.dtype(column.type).itemsize
-                keep(first + 1, nothing, size)
+                size = bitmap if column.type == "bool" else joined.rows * np.dtype(column.type).itemsize
+                trim(first + 1, nothing, size)
         first += width
-    return JoinedBuffers(found.rows, sizes, buffers)
+    return JoinedBuffers(joined.rows, sizes, buffers)
 
 
-def _joined(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
+def _joined(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
     """The table of the buffers of all columns that are not `absent`."""
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
     first = 0
     for column, width in zip(columns, _widths(columns, absent), strict=True):
-        mask = np.zeros(found.rows.sum(), np.bool_) if column in absent else _present(found, first)
+        mask = np.zeros(joined.rows.sum(), np.bool_) if column in absent else _validity(joined, first)
         if mask is None or mask.any():
-            decoded[column.name] = _decode_column(column, found, first + 1, mask)
+            decoded[column.name] = _decode_column(column, joined, first + 1, mask)
         else:
             decoded[column.name] = _nulls(column, len(mask))
         if mask is not None:
@@ -168,9 +168,9 @@ def _joined(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Ab
     return Table(decoded, masks)
 
 
-def _present(found: JoinedBuffers, number: int) -> Mask:
+def _validity(joined: JoinedBuffers, number: int) -> Mask:
     """Which rows have a value, by a column's bitmap; None when all have one, or there are no rows."""
-    return _bits(found, number) if len(found.buffers[number]) else None
+    return _bits(joined, number) if len(joined.buffers[number]) else None
 
 
 def _nulls(column: schema.Column, rows: int) -> Column:
@@ -188,8 +188,8 @@ def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[A
     if message is None:
         return frozenset(), None
 
-    def describe(found: Any) -> list[tuple[str, str]]:
-        return [(child.name, child.format) for child in found.children]
+    def describe(schema: Any) -> list[tuple[str, str]]:
+        return [(child.name, child.format) for child in schema.children]
 
     try:
         with InputStream.from_readable(message) as source, na.c_array_stream(source) as stream:
@@ -204,15 +204,15 @@ def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[A
     return frozenset(), f"its columns are not those of this format version ({', '.join(odd)})"
 
 
-def _decode_column(column: schema.Column, found: JoinedBuffers, number: int, mask: Mask) -> Column:
+def _decode_column(column: schema.Column, joined: JoinedBuffers, number: int, mask: Mask) -> Column:
     """A column whose buffers, after the one that marks nulls, begin at `number`."""
     if column.type == "bool":
-        return _bits(found, number)
+        return _bits(joined, number)
     if column.type == "string":
-        return _coded(found.buffers[number + 1], _offsets(found, number), mask, _text)
+        return _coded(joined.buffers[number + 1], _offsets(joined, number), mask, _text)
     if column.type == "list<int64>":
-        return _coded(found.buffers[number + 2], _offsets(found, number) * 8, mask, _integers)
-    data: npt.NDArray[Any] = found.buffers[number].view(column.type)
+        return _coded(joined.buffers[number + 2], _offsets(joined, number) * 8, mask, _integers)
+    data: npt.NDArray[Any] = joined.buffers[number].view(column.type)
     if mask is not None and column.type != "uint64":
         data[~mask] = np.nan if column.type == "float64" else -1
     return data
@@ -226,22 +226,22 @@ def _integers(raw: Bytes) -> tuple[int, ...]:
     return tuple(raw.view(np.int64).tolist())
 
 
-def _bits(found: JoinedBuffers, number: int) -> npt.NDArray[np.bool_]:
+def _bits(joined: JoinedBuffers, number: int) -> npt.NDArray[np.bool_]:
     """The bits of a buffer as booleans. A batch without nulls has none in its bitmap of nulls: all true."""
-    bits = np.ones(found.rows.sum(), np.bool_)
+    bits = np.ones(joined.rows.sum(), np.bool_)
     row = byte = 0
-    for rows, size in zip(found.rows.tolist(), found.sizes[:, number].tolist(), strict=True):
+    for rows, size in zip(joined.rows.tolist(), joined.sizes[:, number].tolist(), strict=True):
         if size:
-            part = found.buffers[number][byte : byte + size]
+            part = joined.buffers[number][byte : byte + size]
             bits[row : row + rows] = np.unpackbits(part, count=rows, bitorder="little")
         row, byte = row + rows, byte + size
     return bits
 
 
-def _offsets(found: JoinedBuffers, number: int) -> npt.NDArray[np.int64]:
+def _offsets(joined: JoinedBuffers, number: int) -> npt.NDArray[np.int64]:
     """Where the rows of a column begin once its batches are joined; in the file every batch counts from zero."""
-    each = found.buffers[number].view(np.int32)
-    seams = np.cumsum(found.rows + 1)[:-1] - 1  # from the end of one batch to the start of the next
+    each = joined.buffers[number].view(np.int32)
+    seams = np.cumsum(joined.rows + 1)[:-1] - 1  # from the end of one batch to the start of the next
     lengths = np.delete(np.diff(each), seams)
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

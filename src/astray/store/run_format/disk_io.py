@@ -1,9 +1,9 @@
-"""Puts bytes into files at the speed of the disk: several threads, and past the page cache where that is faster.
+"""Writes bytes to files at the speed of the disk: several threads, and past the page cache where that is faster.
 
-Each thread takes a `WriteRequest`: buffers, and the offset in a file from which they go one after the other. The kernel
-takes bytes in two ways: buffered, where it copies them into memory and writes them later, and direct, where the disk
-reads them from our memory. Which is faster depends on the disk, on how much memory is free and on how much was written
-lately, so it is measured again and again (`WriteModeChooser` in `values_writer.py`). Direct writes need offsets,
+Each thread takes a `WriteJob`: buffers, and the offset in a file from which they are written one after the other. The
+kernel takes bytes in two ways: buffered, where it copies them into memory and writes them later, and direct, where the
+disk reads them from our memory. Which is faster depends on the disk, on how much memory is free and on how much was
+written lately, so it is measured repeatedly (`WriteModeChooser` in `values_writer.py`). Direct writes need offsets,
 addresses and lengths that are multiples of a page.
 """
 
@@ -24,24 +24,23 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, BytePiece
-from astray.store.run_format.tensor_values import TensorBytes
+from astray.store.deferred import PAGE, BytePiece, TensorBytes
 
 Bytes = npt.NDArray[np.uint8]
 
 WRITEV_BUFFERS = 1024  # IOV_MAX on Linux
 BOUNCE_BYTES = 4 << 20
-"""Memory of each thread through which go bytes that do not begin on a page."""
+"""Each thread's buffer for bytes that do not begin on a page."""
 
 DIED = "a thread that writes values has died, perhaps for want of memory"
 LOOK_SECONDS = 1.0  # how often a waiting caller checks that the threads are still alive
 
-REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
+UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 """Errors of file systems without direct writes, when the file is opened or only when it is written to."""
 
 
 class DiskFile:
-    """A file open for writing in both ways. `direct` is None where the file system takes no direct writes."""
+    """A file open for buffered and for direct writing. `direct` is None where the file system has no direct writes."""
 
     __slots__ = ("buffered", "direct", "refused")
 
@@ -58,21 +57,21 @@ class DiskFile:
             os.close(self.direct)
 
 
-class WriteListener(Protocol):
-    """Gave a request, and is called when it is done (`ShardBatch`)."""
+class JobOwner(Protocol):
+    """Submitted a job, and is called when it is done (`ShardBatch`)."""
 
-    def finish(self, job: WriteRequest) -> None: ...
+    def finish(self, job: WriteJob) -> None: ...
 
 
-class WriteRequest:
+class WriteJob:
     """Pieces that follow one another in a file.
 
-    Once it is done, `error` is the error of the disk, and `lost` has the values whose bytes never came, and why.
+    Once it is done, `error` is the error of the disk, and `lost` has the values whose bytes never arrived, and why.
     """
 
     __slots__ = ("direct", "end", "error", "file", "lost", "offset", "owner", "pieces", "seconds")
 
-    def __init__(self, file: DiskFile, offset: int, direct: bool, owner: WriteListener) -> None:
+    def __init__(self, file: DiskFile, offset: int, direct: bool, owner: JobOwner) -> None:
         self.file = file
         self.offset = self.end = offset
         self.direct = direct
@@ -98,38 +97,38 @@ class WriteRequest:
 
 
 class WriterThreads:
-    """The threads that write. They are started as needed; `finished` returns every job that was given.
+    """A pool of threads that write. They are started as needed; `next_done` returns every job that was submitted.
 
     A file takes buffered bytes from one thread at a time, so two threads never have such jobs of one file: the second
     would only wait, while there are bytes for other files. Apart from that, jobs are begun in their order.
     """
 
     def __init__(self, count: int, name: str = "astray-writer") -> None:
-        self.done: SimpleQueue[WriteRequest] = SimpleQueue()
-        self.wake: Callable[[], None] = _nothing  # called after every job, in the thread that did it
+        self.done: SimpleQueue[WriteJob] = SimpleQueue()
+        self.wake: Callable[[], None] = _no_op  # called after every job, in the thread that did it
         self._count = count
         self._name = name
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()  # guards all that follows
-        self._jobs: deque[WriteRequest] = deque()
-        self._busy: set[DiskFile] = set()  # files that a thread writes buffered bytes to
-        self._left = 0  # jobs that are not done
-        self._active = 0
-        self._busy_threads = 0  # threads that have a job
+        self._jobs: deque[WriteJob] = deque()
+        self._buffered_files: set[DiskFile] = set()  # files that a thread writes buffered bytes to
+        self._unfinished = 0  # jobs
+        self._active = 0  # threads that are writing now
+        self._busy_threads = 0  # those that have a job
         self._open = True
 
     @property
-    def has_finished(self) -> bool:
-        """Whether a job is done that `finished` has not returned yet."""
+    def has_done(self) -> bool:
+        """Whether a job is done that `next_done` has not returned yet."""
         return not self.done.empty()
 
-    def finished(self) -> WriteRequest:
+    def next_done(self) -> WriteJob:
         """The next job that is done. Waits for it while the threads are alive; else raises."""
         while True:
             with contextlib.suppress(Empty):
                 return self.done.get(timeout=LOOK_SECONDS)
             self.check()
-            if not self._busy_threads and not self._jobs and not self.has_finished:
+            if not self._busy_threads and not self._jobs and not self.has_done:
                 raise RuntimeError(DIED)
 
     def check(self) -> None:
@@ -137,17 +136,17 @@ class WriterThreads:
         if self._jobs and not any(thread.is_alive() for thread in self._threads):
             raise RuntimeError(DIED)
 
-    def give(self, job: WriteRequest) -> None:
+    def submit(self, job: WriteJob) -> None:
         with self._changed:
             self._jobs.append(job)
-            self._left += 1
+            self._unfinished += 1
             self._changed.notify()
-            needed = len(self._threads) < min(self._left, self._count)
+            needed = len(self._threads) < min(self._unfinished, self._count)
         if needed:
             self._add_thread()
 
     def close(self) -> None:
-        """Wait for the jobs given, and end the threads."""
+        """Wait for the submitted jobs, and end the threads."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
@@ -162,23 +161,23 @@ class WriterThreads:
             thread.start()
         except RuntimeError:  # none can be started any more, such as by an exit handler from Python 3.12 on
             if not self._threads:
-                self._work_here()
+                self._run_inline()
         else:
             self._threads.append(thread)
 
     def _work(self) -> None:
         bounce = _Bounce()
-        while (job := self._next()) is not None:
+        while (job := self._next_job()) is not None:
             self._finish(job, bounce)
             del job  # a waiting thread should not keep the memory of its last job
 
-    def _work_here(self) -> None:
-        """Do the jobs that are there in the calling thread."""
+    def _run_inline(self) -> None:
+        """Do the queued jobs in the calling thread."""
         bounce = _Bounce()
-        while self._jobs and (job := self._next()) is not None:
+        while self._jobs and (job := self._next_job()) is not None:
             self._finish(job, bounce)
 
-    def _finish(self, job: WriteRequest, bounce: _Bounce) -> None:
+    def _finish(self, job: WriteJob, bounce: _Bounce) -> None:
         """Do a job and report it, whatever goes wrong."""
         try:
             self._do(job, bounce)
@@ -186,22 +185,22 @@ class WriterThreads:
             job.error = error
         finally:
             with self._changed:
-                self._left -= 1
+                self._unfinished -= 1
                 self._busy_threads -= 1
                 if not job.direct:
-                    self._busy.discard(job.file)
+                    self._buffered_files.discard(job.file)
                 self._changed.notify()
             self.done.put(job)
             self.wake()
 
-    def _next(self) -> WriteRequest | None:
+    def _next_job(self) -> WriteJob | None:
         with self._changed:
             while True:
-                for place, job in enumerate(self._jobs):
-                    if job.direct or job.file not in self._busy:
-                        del self._jobs[place]
+                for index, job in enumerate(self._jobs):
+                    if job.direct or job.file not in self._buffered_files:
+                        del self._jobs[index]
                         if not job.direct:
-                            self._busy.add(job.file)
+                            self._buffered_files.add(job.file)
                         self._busy_threads += 1
                         return job
                 if not self._open and not self._jobs:
@@ -209,29 +208,29 @@ class WriterThreads:
                     return None
                 self._changed.wait()
 
-    def _do(self, job: WriteRequest, bounce: _Bounce) -> None:
+    def _do(self, job: WriteJob, bounce: _Bounce) -> None:
         try:
             buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
-            together, start = self._enter(1), time.perf_counter()
+            active, start = self._change_active(1), time.perf_counter()
             try:
                 _write(job, buffers, bounce)
             finally:
-                together += self._enter(-1) + 1
-            job.seconds = (time.perf_counter() - start) * 2 / together
+                active += self._change_active(-1) + 1
+            job.seconds = (time.perf_counter() - start) * 2 / active
         finally:
             pieces, job.pieces = job.pieces, []
             for _, piece in pieces:
                 if piece.release is not None:
                     piece.release()
 
-    def _enter(self, change: int) -> int:
+    def _change_active(self, change: int) -> int:
         with self._changed:
             self._active += change
             return self._active
 
 
 class _Bounce:
-    """The memory of a thread through which go bytes that do not begin on a page, allocated when first needed."""
+    """A thread's bounce buffer, for bytes that do not begin on a page; allocated when first needed."""
 
     __slots__ = ("_bytes",)
 
@@ -245,8 +244,8 @@ class _Bounce:
         return self._bytes
 
 
-def _fetch(job: WriteRequest, values: TensorBytes | None, piece: BytePiece) -> memoryview:
-    """The bytes of a piece once they are there, or zeros when they never will be."""
+def _fetch(job: WriteJob, values: TensorBytes | None, piece: BytePiece) -> memoryview:
+    """The bytes of a piece once they have arrived, or zeros when they never will."""
     try:
         if piece.ready is not None:
             piece.ready()
@@ -257,21 +256,21 @@ def _fetch(job: WriteRequest, values: TensorBytes | None, piece: BytePiece) -> m
     return piece.data
 
 
-def _write(job: WriteRequest, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
+def _write(job: WriteJob, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
     if not job.direct:
         write_all(job.file.buffered, buffers, job.offset)
         return
-    pages = _Pages(job.file, job.offset, bounce.bytes)
+    pages = _DirectWrite(job.file, job.offset, bounce.bytes)
     for buffer in buffers:
         pages.add(buffer)
     pages.write()
 
 
-class _Pages:
-    """Bytes to be written directly, from an offset that is a multiple of a page on.
+class _DirectWrite:
+    """Bytes to be written directly, beginning at an offset that is a multiple of a page.
 
     Buffers that are whole pages are not copied; everything else is gathered into pages first. What does not fill a page
-    at the end is written buffered, and so is what the file system does not take.
+    at the end is written buffered, and so is what the file system does not accept.
     """
 
     def __init__(self, file: DiskFile, offset: int, bounce: Bytes) -> None:
@@ -279,13 +278,13 @@ class _Pages:
         self._bounce = bounce
         self._offset = self._end = offset  # where the vector begins and ends
         self._vector: list[memoryview] = []
-        self._gathered = self._kept = 0  # bytes gathered, and how many of them are in the vector
+        self._gathered = self._in_vector = 0  # bytes in the bounce buffer, and how many of them are in the vector
 
     def add(self, buffer: memoryview) -> None:
         while buffer.nbytes:
             if self._end % PAGE == 0 and buffer.nbytes >= PAGE and _address(buffer) % PAGE == 0:
                 count = buffer.nbytes - buffer.nbytes % PAGE
-                self._keep()
+                self._flush_gathered()
                 self._vector.append(buffer[:count])
             else:
                 count = min(buffer.nbytes, len(self._bounce) - self._gathered)
@@ -299,17 +298,17 @@ class _Pages:
 
     def write(self) -> None:
         """Write what was added, and continue where that ends."""
-        self._keep()
+        self._flush_gathered()
         rest = self._end % PAGE
-        pages, last = _cut(self._vector, self._end - self._offset - rest)
+        pages, last = _split(self._vector, self._end - self._offset - rest)
         written = self._write_pages(pages)
-        write_all(self._file.buffered, [*_cut(pages, written)[1], *last], self._offset + written)
-        self._vector, self._gathered, self._kept, self._offset = [], 0, 0, self._end
+        write_all(self._file.buffered, [*_split(pages, written)[1], *last], self._offset + written)
+        self._vector, self._gathered, self._in_vector, self._offset = [], 0, 0, self._end
 
-    def _keep(self) -> None:
-        if self._kept < self._gathered:
-            self._vector.append(self._bounce[self._kept : self._gathered].data)
-            self._kept = self._gathered
+    def _flush_gathered(self) -> None:
+        if self._in_vector < self._gathered:
+            self._vector.append(self._bounce[self._in_vector : self._gathered].data)
+            self._in_vector = self._gathered
 
     def _write_pages(self, pages: list[memoryview]) -> int:
         """Write whole pages directly; returns how many bytes the file system took."""
@@ -318,18 +317,18 @@ class _Pages:
         try:
             return os.pwritev(self._file.direct, pages, self._offset)
         except OSError as error:
-            if error.errno not in REFUSED:
+            if error.errno not in UNSUPPORTED:
                 raise
             self._file.refused = True
             return 0
 
 
-def _cut(buffers: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+def _split(buffers: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
     """The first `count` bytes, and the rest."""
     before: list[memoryview] = []
-    for place, buffer in enumerate(buffers):
+    for index, buffer in enumerate(buffers):
         if buffer.nbytes > count:
-            return [*before, buffer[:count]] if count else before, [buffer[count:], *buffers[place + 1 :]]
+            return [*before, buffer[:count]] if count else before, [buffer[count:], *buffers[index + 1 :]]
         before.append(buffer)
         count -= buffer.nbytes
     return before, []
@@ -352,5 +351,5 @@ def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> None:
             waiting[0] = waiting[0][written:]
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass

@@ -1,9 +1,9 @@
 """Rows to Arrow: turns the rows of one table into record batches and appends them to its file. `decoder.py` reads it.
 
-The file is an Arrow IPC stream from its first byte on: the schema is written when it is made, every batch is one more
-message, and each goes to the kernel before `append` returns. A killed process leaves whole batches and at most one
-torn one. Runs in the writer's thread, in competition with the user's program for the interpreter, so everything is
-done a column at a time.
+The file is an Arrow IPC stream from its first byte on: the schema is written when the file is created, every batch is
+one more message, and each goes to the kernel before `append` returns. A killed process leaves whole batches and at most
+one truncated one. Runs in the writer's thread, which competes with the user's program for the interpreter, so
+everything is done a column at a time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,31 @@ from nanoarrow.ipc import StreamWriter
 
 from astray.records import Blob, Call, Statistics
 from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.cells import AnyCells, Buffer, Encoded, EncodedCells, ListCells, NullCells, numbers
 from astray.store.run_format.disk_io import write_all
 from astray.store.run_format.ipc import CONTINUES, RECORD_BATCH
-from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, VALUE_NUMBER, Rows
+from astray.store.run_format.rows import (
+    FINGERPRINT,
+    MEASURED,
+    NOTE,
+    PLACEMENT,
+    TICKET,
+    VALUE_NUMBER,
+    AnyCells,
+    Buffer,
+    Encoded,
+    EncodedCells,
+    ListCells,
+    NullCells,
+    Rows,
+    numbers,
+)
 from astray.store.run_format.schema import TENSORS, Column
 
 OFFSET_LIMIT = 2**31 - 1
 """Arrow's string and list columns count their bytes and elements in 32 bits."""
 
 MOST_ROWS = 1 << 16
-"""At most so many rows are in a batch."""
+"""Rows in a batch at most."""
 
 _MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
 _FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are counts
@@ -44,9 +58,9 @@ def call_columns(rows: Rows) -> list[EncodedCells]:
 
 
 def tensor_columns(
-    rows: Rows, blobs: list[Blob | None] | None = None, late: DeferredMeasurements | None = None
+    rows: Rows, blobs: list[Blob | None] | None = None, deferred: DeferredMeasurements | None = None
 ) -> list[AnyCells]:
-    """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
+    """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` flattened.
 
     Waits for statistics that come by ticket. `blobs` is None when no row has values.
     """
@@ -56,42 +70,43 @@ def tensor_columns(
         for columns in (range(TICKET), (PLACEMENT, NOTE, VALUE_NUMBER))
     )
     measured: list[AnyCells] = [EncodedCells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
-    noted: AnyCells = note
-    if late is not None:
-        places, tickets = (np.frombuffer(found, np.int64) for found in rows.tickets(TICKET))
+    notes: AnyCells = note
+    if deferred is not None:
+        at, tickets = (np.frombuffer(raw, np.int64) for raw in rows.tickets(TICKET))
         if len(tickets):
-            measured, noted = _redeemed(late, rows, places, tickets)
-    where: list[AnyCells] = (
+            measured, notes = _redeemed(deferred, rows, at, tickets)
+    blob_columns: list[AnyCells] = (
         [NullCells(count) for _ in Blob._fields]
         if blobs is None
         else [
             ListCells([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))
         ]
     )
-    return [*plain, *measured, *where, placement, noted, value]
+    return [*plain, *measured, *blob_columns, placement, notes, value]
 
 
 def _redeemed(
-    late: DeferredMeasurements, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+    deferred: DeferredMeasurements, rows: Rows, at: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
 ) -> tuple[list[AnyCells], AnyCells]:
-    """The columns of statistics and fingerprints, and the notes, where the rows at `places` hold tickets."""
-    (moments, counts, prints, first_bad, first_bad_value), counted, here, lost = late.redeem(tickets)
-    found = [numbers(EncodedCells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
-    for column, data in zip(found, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
-        column.data[places] = data
-    for column, data in zip(found[:_MOMENTS], moments, strict=True):
-        column.present[places] = counted & ~np.isnan(data)
-    for column in found[_MOMENTS:_FIRST_BAD]:
-        column.present[places] = counted
-    for column in found[_FIRST_BAD:-1]:
-        column.present[places] = counted & (first_bad >= 0)
-    found[-1].present[places] = here
+    """The columns of statistics and fingerprints, and the notes, where the rows `at` these indices hold tickets."""
+    measurements, with_statistics, available, lost = deferred.redeem(tickets)
+    moments, counts, prints, first_bad, first_bad_value = measurements
+    columns = [numbers(EncodedCells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
+    for column, data in zip(columns, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
+        column.data[at] = data
+    for column, data in zip(columns[:_MOMENTS], moments, strict=True):
+        column.present[at] = with_statistics & ~np.isnan(data)
+    for column in columns[_MOMENTS:_FIRST_BAD]:
+        column.present[at] = with_statistics
+    for column in columns[_FIRST_BAD:-1]:
+        column.present[at] = with_statistics & (first_bad >= 0)
+    columns[-1].present[at] = available
     if not lost:
-        return [*found], EncodedCells(rows, NOTE, 0, len(rows))
+        return [*columns], EncodedCells(rows, NOTE, 0, len(rows))
     notes = rows.cells(NOTE)
-    for place in places[~here].tolist():
-        notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
-    return [*found], ListCells(notes)
+    for row in at[~available].tolist():
+        notes[row] = f"{notes[row]}; {lost}" if notes[row] else lost
+    return [*columns], ListCells(notes)
 
 
 def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator[tuple[int, list[Encoded]]]:
@@ -110,13 +125,13 @@ def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator
 
 def _encode(columns: Sequence[Column], cells: Sequence[AnyCells]) -> list[Encoded] | None:
     """The buffers of every column; None when one of them holds too much for a batch."""
-    found: list[Encoded] = []
+    result: list[Encoded] = []
     for column, each in zip(columns, cells, strict=True):
         encoded = each.encode(column, OFFSET_LIMIT)
         if encoded is None:
             return None
-        found.append(encoded)
-    return found
+        result.append(encoded)
+    return result
 
 
 class BatchFile:
@@ -178,25 +193,25 @@ def arrow_schema(columns: tuple[Column, ...]) -> Any:
 
 # -- a record batch as a message of the stream -------------------------------------------------------------------------
 # Its description, and the buffers behind it; `ipc.py` reads both. The description is a FlatBuffer whose tables can
-# always be in the same places, so one `struct` writes it: a batch takes microseconds, and its buffers are not copied.
+# always be at the same offsets, so one `struct` writes it: a batch takes microseconds, and its buffers are not copied.
 # The layout: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 
 END = struct.pack("<II", CONTINUES, 0)
 """The mark that a stream ends."""
 
 _VERSION = 4  # how Arrow counts the fifth version of its metadata
-_OF_A_LIST = 4  # buffers: its items are a column inside of it
+_LIST_BUFFERS = 4  # of a list column: its items are a column inside of it
 _PADDING = bytes(8)  # buffers begin at multiples of eight bytes
 
-# Places are counted from the start of the description. A table begins with the way back to its list of fields: the
-# size of the list, that of the table, and where in the table each field is. References count from where they stand.
+# Offsets count from the start of the description. A table begins with the offset back to its list of fields: the size
+# of the list, that of the table, and where in the table each field is. References count from their own position.
 _HEAD = struct.Struct(
     "<II"  # before it: the mark of a message, and how long the description is
     "I"  # 0: a reference to the message
     "6H"  # 4: the fields of the message: version, kind of header, header, bytes of the body
-    "i I q h B x"  # 16: the message: way back, header, bytes of the body, version, kind of header
+    "i I q h B x"  # 16: the message: offset back, header, bytes of the body, version, kind of header
     "5H 2x"  # 36: the fields of the batch: rows, columns, buffers
-    "i I q I"  # 48: the batch: way back, columns, rows, buffers
+    "i I q I"  # 48: the batch: offset back, columns, rows, buffers
     "I"  # 68: how many columns; they follow at 72, each as (rows, nulls)
 )
 _MESSAGE_FIELDS = (12, 20, 16, 18, 4, 8)
@@ -206,25 +221,25 @@ _BATCH_FIELDS = (10, 20, 8, 4, 16)
 def record_batch(rows: int, columns: Sequence[Encoded]) -> list[Buffer]:
     """The bytes of a batch, as pieces that follow one another in the file."""
     counts: list[int] = []
-    places: list[int] = []
+    extents: list[int] = []
     pieces: list[Buffer] = []
     end = 0
     for nulls, buffers in columns:
         counts += (rows, nulls)
-        if len(buffers) == _OF_A_LIST:
+        if len(buffers) == _LIST_BUFFERS:
             counts += (len(buffers[-1]) // 8, 0)
         for buffer in buffers:
             size = len(buffer)
-            places += (end, size)
+            extents += (end, size)
             if size:
                 pieces += (buffer, _PADDING[: -size % 8])
                 end += size + -size % 8
-    return [_description(rows, counts, places, end), *pieces]
+    return [_description(rows, counts, extents, end), *pieces]
 
 
-def _description(rows: int, counts: list[int], places: list[int], body: int) -> bytes:
+def _description(rows: int, counts: list[int], extents: list[int], body: int) -> bytes:
     columns = struct.pack(f"<{len(counts)}q", *counts)
-    buffers = struct.pack(f"<4xI{len(places)}q", len(places) // 2, *places)
+    buffers = struct.pack(f"<4xI{len(extents)}q", len(extents) // 2, *extents)
     head = _HEAD.pack(
         *(CONTINUES, _HEAD.size - 8 + len(columns) + len(buffers)),
         *(16, *_MESSAGE_FIELDS),

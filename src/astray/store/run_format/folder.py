@@ -1,4 +1,4 @@
-"""The folders of a run on disk: claims one for each rank, and clears an older run when asked to.
+"""The folders of a run on disk: claims one for each rank, and clears an older run where it may be overwritten.
 
 Ranks of one launch start in any order, so each manages only its own `rankN`, and rank 0 also `run.json`. Only files
 that astray writes are ever removed, by name; a folder that holds anything else is left alone, also with `overwrite`.
@@ -32,9 +32,9 @@ RANK_FILES = re.compile(
 
 def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
     """Make the folder of `rank` inside the run at `path`, remove earlier files from it, and return it."""
-    refuse(path, rank, overwrite)
+    check_recordable(path, rank, overwrite)
     folder = path / f"rank{rank}"
-    with recordable(path):
+    with recording_errors(path):
         _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
@@ -45,18 +45,18 @@ def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
     return folder
 
 
-def join(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
-    """Like `claim`, for a flight recording, which each rank writes when it has a reason to.
+def claim_or_join(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
+    """Like `claim`, for a flight recording, which each rank writes on its own when something triggers it.
 
-    The first rank that gets here writes `run.json`; later ones find it, and add their folders.
+    The first rank that calls this writes `run.json`; later ones find it, and add their folders.
     """
     folder = path / f"rank{rank}"
-    with recordable(path):
-        _refuse_foreign(path)
-        is_there = (path / RUN_FILE).exists()  # asked before what it says: other ranks write at this moment
-        is_ours = is_there and _is_of_this_launch(path / RUN_FILE, info)
-        if not overwrite and (folder.exists() or (is_there and not is_ours)):
-            _refuse_as_taken(path)
+    with recording_errors(path):
+        _reject_foreign(path)
+        exists = (path / RUN_FILE).exists()  # checked before it is read: other ranks write at this moment
+        is_ours = exists and _is_of_this_launch(path / RUN_FILE, info)
+        if not overwrite and (folder.exists() or (exists and not is_ours)):
+            _raise_exists(path)
         _clear(folder)
         path.mkdir(parents=True, exist_ok=True)
         if not is_ours:
@@ -84,25 +84,25 @@ def release(path: Path, rank: int) -> None:
         path.rmdir()
 
 
-def adopt(path: Path, place: Path, world_size: int) -> None:
-    """Move the ranks that were recorded in `place` into the run at `path`, whose own folders of them have no calls."""
-    with recordable(path):
+def move_ranks(path: Path, source: Path, world_size: int) -> None:
+    """Move the ranks that were recorded in `source` into the run at `path`, whose own folders of them have no calls."""
+    with recording_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        ranks = rank_folders(place)
-        if (place / RUN_FILE).exists():
-            (place / RUN_FILE).replace(path / RUN_FILE)
+        ranks = rank_folders(source)
+        if (source / RUN_FILE).exists():
+            (source / RUN_FILE).replace(path / RUN_FILE)
         elif (path / RUN_FILE).exists():
             info = read_json(path / RUN_FILE, RunInfo)
             write_json(path / RUN_FILE, msgspec.structs.replace(info, world_size=world_size))
         for number, folder in ranks.items():
             _clear(path / f"rank{number}")
             folder.replace(path / f"rank{number}")
-        place.rmdir()
+        source.rmdir()
 
 
 def discard(path: Path) -> None:
     """Remove a run of ours with all of its ranks. A folder that holds something else stays."""
-    with recordable(path):
+    with recording_errors(path):
         for folder in rank_folders(path).values():
             _clear(folder)
         (path / RUN_FILE).unlink(missing_ok=True)
@@ -112,16 +112,16 @@ def discard(path: Path) -> None:
             path.rmdir()
 
 
-def refuse(path: Path, rank: int, overwrite: bool) -> None:
+def check_recordable(path: Path, rank: int, overwrite: bool) -> None:
     """Raise RunError or RunExists when `rank` may not record into `path`."""
-    with recordable(path):
-        _refuse_foreign(path)
+    with recording_errors(path):
+        _reject_foreign(path)
         if not overwrite:
-            _refuse_run(path, rank)
+            _reject_run(path, rank)
 
 
 @contextlib.contextmanager
-def recordable(path: Path) -> Iterator[None]:
+def recording_errors(path: Path) -> Iterator[None]:
     """Turn the system's errors of recording into `path` into a RunError."""
     try:
         yield
@@ -140,7 +140,7 @@ def rank_folders(path: Path) -> dict[int, Path]:
 
 
 def is_rank(folder: Path) -> bool:
-    """Whether the folder of a rank is one of ours, by what is in it: a file that we write, or nothing yet."""
+    """Whether the folder of a rank is one of ours, by its contents: a file that we write, or nothing yet."""
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
@@ -148,31 +148,31 @@ def is_rank(folder: Path) -> bool:
     return not names or any(RANK_FILES.fullmatch(name) for name in names)
 
 
-def _refuse_foreign(path: Path) -> None:
+def _reject_foreign(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file. Choose a folder to record into.")
     names = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
-    if names and not any(_ours(name) for name in names):
+    if names and not any(_is_ours(name) for name in names):
         raise RunError(
             f"{path} is not empty and holds no run ({listing(names)}). It is left as it is; choose another folder."
         )
 
 
-def _ours(name: str) -> bool:
+def _is_ours(name: str) -> bool:
     return name.lstrip(".").startswith(RUN_FILE) or RANK_FOLDER.fullmatch(name) is not None
 
 
-def _refuse_run(path: Path, rank: int) -> None:
-    """Rank 0 owns the run; another rank may find `run.json` of its own launch, but not a folder of its own."""
+def _reject_run(path: Path, rank: int) -> None:
+    """Rank 0 owns the run; another rank may find `run.json` of its own launch, but not its own folder."""
     known = path / RUN_FILE
     taken = (path / f"rank{rank}").exists() or (rank == 0 and known.exists())
     if not taken and known.exists():
         taken = read_json(known, RunInfo).world_size <= rank  # another launch's: it has no such rank
     if taken:
-        _refuse_as_taken(path)
+        _raise_exists(path)
 
 
-def _refuse_as_taken(path: Path) -> NoReturn:
+def _raise_exists(path: Path) -> NoReturn:
     raise RunExists(
         f"{path} already holds a run{_contents(path)}. Choose another folder, or pass overwrite=True (--force on "
         "the command line)."

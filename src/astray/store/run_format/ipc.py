@@ -3,7 +3,7 @@
 A stream is a sequence of messages: four bytes 0xFF, the length of the description, the description (a FlatBuffer), and
 the body with the buffers of every column one after the other. The few numbers needed are read here, not by a library:
 every buffer is read straight to its place in a column of the whole file, a batch costs microseconds (a recording has
-thousands of small ones), and the byte where a torn file ends is known.
+thousands of small ones), and the byte where a truncated file ends is known.
 
 The layout: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
@@ -27,11 +27,11 @@ Counts = npt.NDArray[np.int64]
 
 
 class BatchLocation(NamedTuple):
-    """One record batch: how many rows, where its body begins, and where its buffers are in it (offset, size)."""
+    """One record batch: its number of rows, where its body begins, and its buffers in that as (offset, size)."""
 
     rows: int
     body: int
-    places: Counts
+    extents: Counts
 
 
 class JoinedBuffers(NamedTuple):
@@ -47,7 +47,7 @@ class CompressedError(ValueError):
 
 
 class IpcStream:
-    """The messages of an open file. `end` is how far whole ones reach."""
+    """The messages of an open file. `end` is where the last whole one ends."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -57,7 +57,7 @@ class IpcStream:
         self.problem: str | None = None  # why whole batches are not read
 
     def batches(self) -> Iterator[BatchLocation]:
-        """Yield the whole batches up to the end mark, or up to what is torn or foreign."""
+        """Yield the whole batches up to the end mark, or up to what is truncated or not a message."""
         try:
             while (message := self._message()) is not None:
                 kind, header, body, end = message
@@ -88,26 +88,26 @@ class IpcStream:
 
 
 def _batch(header: _FlatbufferTable, body: int, end: int) -> BatchLocation:
-    rows, places = header.int64(0), header.pairs(2)
-    if not ((places >= 0) & (places <= end - body)).all():  # so that their sum fits into 64 bits, too
+    rows, extents = header.int64(0), header.pairs(2)
+    if not ((extents >= 0) & (extents <= end - body)).all():  # so that their sum fits into 64 bits, too
         raise ValueError("the buffers do not lie in the body")
-    starts, ends = places[:, 0], places.sum(axis=1)
-    apart = (starts[1:] >= ends[:-1]).all() and (ends <= end - body).all()
-    if not apart or not 0 <= rows <= end - body:
+    starts, ends = extents[:, 0], extents.sum(axis=1)
+    disjoint = (starts[1:] >= ends[:-1]).all() and (ends <= end - body).all()
+    if not disjoint or not 0 <= rows <= end - body:
         raise ValueError("the buffers do not lie in the body")
     if header.has(3):
         raise CompressedError("its batches are compressed")
-    return BatchLocation(rows, body, places)
+    return BatchLocation(rows, body, extents)
 
 
-def gather(file: int, batches: Sequence[BatchLocation], count: int) -> JoinedBuffers:
+def read_joined(file: int, batches: Sequence[BatchLocation], count: int) -> JoinedBuffers:
     """Read `count` buffers of each batch, joining those of the same number."""
-    places = np.array([batch.places for batch in batches], np.int64).reshape(len(batches), count, 2)
-    sizes = places[:, :, 1]
+    extents = np.array([batch.extents for batch in batches], np.int64).reshape(len(batches), count, 2)
+    sizes = extents[:, :, 1]
     buffers = [np.empty(total, np.uint8) for total in sizes.sum(axis=0).tolist()]
     targets = [buffer.data for buffer in buffers]
     filled = [0] * count
-    for batch, rows in zip(batches, places.tolist(), strict=True):
+    for batch, rows in zip(batches, extents.tolist(), strict=True):
         pieces: list[memoryview] = []
         at = 0
         for number, (offset, size) in enumerate(rows):
@@ -153,7 +153,7 @@ class _FlatbufferTable:
         return self._at + offset if offset else None
 
     def has(self, number: int) -> bool:
-        """Whether a field is there."""
+        """Whether a field is set."""
         return self._field(number) is not None
 
     def uint8(self, number: int) -> int:

@@ -27,14 +27,14 @@ public:
     }
     ~Ref() { Py_XDECREF(object_); }
 
-    // Takes over what a function has just made; nullptr means that it has set an error.
+    // Owns what a function has just made; nullptr means that it has set an error.
     static Ref made(PyObject *object) {
         if (!object) throw PythonError();
         return Ref(object);
     }
     // The same where nullptr stands for nothing.
     static Ref owned(PyObject *object) { return Ref(object); }
-    // Shares an object that something else holds.
+    // Shares an object that something else owns.
     static Ref shared(PyObject *object) {
         Py_XINCREF(object);
         return Ref(object);
@@ -54,7 +54,7 @@ inline Ref none() { return Ref::shared(Py_None); }
 inline Ref interned(const char *text) { return Ref::made(PyUnicode_InternFromString(text)); }
 inline Ref attribute(PyObject *object, PyObject *name) { return Ref::made(PyObject_GetAttr(object, name)); }
 
-// What a function gives that says by a negative number that it has set an error.
+// The result of a function that sets an error and returns a negative number.
 inline int check(int done) {
     if (done < 0) throw PythonError();
     return done;
@@ -73,7 +73,7 @@ template <class... Given>
 
 inline bool is_true(PyObject *value) { return check(PyObject_IsTrue(value)); }
 
-// A number; throws what Python says of one that is none, or does not fit.
+// A number; throws Python's error for an object that is none, or does not fit.
 inline int64_t integer(PyObject *value) {
     const long long number = PyLong_AsLongLong(value);
     if (number == -1 && PyErr_Occurred()) throw PythonError();

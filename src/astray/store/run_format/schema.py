@@ -1,7 +1,7 @@
 """The columns of the two tables, in the order of the files.
 
-docs/reference/format.md says the same for users; a test keeps the two together. Any change here needs a new format
-version. A column added later may be left out by a row, since older runs do not have it.
+docs/reference/format.md describes the same for users; a test keeps the two equal. Any change here needs a new format
+version. A column added later may be null, since older runs do not have it.
 
     1  first version
     2  tensors: part
@@ -17,7 +17,7 @@ Type = Literal["int32", "int64", "uint64", "float64", "bool", "string", "list<in
 
 
 class Column(NamedTuple):
-    """One column: its name, its Arrow type, and whether a row may leave it out."""
+    """One column: its name, its Arrow type, and whether it may be null."""
 
     name: str
     type: Type

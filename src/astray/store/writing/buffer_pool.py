@@ -1,11 +1,11 @@
 """Host memory for the bytes of tensors: page-aligned buffers that are reused, and values held until written or dropped.
 
-New memory costs about as much as writing it: the kernel clears every page, and enters it into a table when it is
-touched first. So `BufferPool` keeps what has been written for the next tensor of about that size.
+New memory costs about as much as writing it: the kernel clears every page, and maps it when it is first touched. So
+`BufferPool` keeps the memory of what has been written for the next tensor of about that size.
 
-`HeldValues` brings the bytes of tensors into memory of ours, for the flight recorder and the writers of other formats.
-Some come from a device through memory that is scarce and has to be given back at once, and the rest of a large tensor
-may not be on its way yet.
+`ArrivingValues` copies the bytes of tensors into our own memory, for the flight recorder and the writers of other
+formats. Some come from a device through staging memory that is scarce and has to be released at once, and the rest of a
+large tensor may not be on its way yet.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, BytePiece, cut
+from astray.store.deferred import PAGE, BytePiece, TensorBytes, cut
 from astray.store.run_format.shard_file import LARGE
-from astray.store.run_format.tensor_values import TensorBytes
 
 
 class BufferPool:
@@ -49,12 +48,12 @@ class BufferPool:
         size = len(memory)
         with self._lock:
             while self._free and self._kept + size > self._most_bytes:  # other sizes are in demand now
-                other, waiting = next(iter(self._free.items()))
-                if waiting:
-                    waiting.pop()
-                    self._kept -= other
-                if not waiting:
-                    del self._free[other]
+                oldest, unused = next(iter(self._free.items()))
+                if unused:
+                    unused.pop()
+                    self._kept -= oldest
+                if not unused:
+                    del self._free[oldest]
             if self._kept + size <= self._most_bytes:
                 self._free.setdefault(size, []).append(memory)
                 self._kept += size
@@ -74,8 +73,8 @@ class Buffer:
     def pieces(self) -> Iterator[BytePiece | None]:
         return cut(self.array.data)
 
-    def finish(self, told: Callable[[], None]) -> None:
-        """Nothing to do: all bytes are there."""
+    def finish(self, on_piece: Callable[[], None]) -> None:
+        """Nothing to do: all bytes are in memory."""
 
     def release(self) -> None:
         memory, self._memory = self._memory, None
@@ -90,7 +89,7 @@ def _size_class(nbytes: int) -> int:
     return -(-pages // step) * step * PAGE
 
 
-class HeldValues:
+class ArrivingValues:
     """Tensors whose bytes are still arriving. All of its methods are for one thread.
 
     written: called with the bytes of the queue's memory that became free.
@@ -100,34 +99,34 @@ class HeldValues:
     def __init__(self, written: Callable[[int], None], lost: Callable[[str], None]) -> None:
         self._written = written
         self._lost = lost
-        self._growing: list[tuple[TensorBytes, Iterator[None], int]] = []  # with what each takes of the queue
+        self._partial: list[tuple[TensorBytes, Iterator[None], int]] = []  # with what each takes of the queue
 
     @property
-    def is_growing(self) -> bool:
+    def has_partial(self) -> bool:
         """Whether more of a tensor is still to come."""
-        return bool(self._growing)
+        return bool(self._partial)
 
     def begin(self, values: TensorBytes) -> None:
-        """Take the bytes of a tensor, as far as they are there. Once all are, `values.data` holds them."""
-        self._go_on(values, _gather(values), values.held)
+        """Take the bytes of a tensor, as far as they have arrived. Once all have, `values.data` holds them."""
+        self._advance(values, _gather(values), values.held)
 
     def collect(self) -> None:
         """Take what has arrived meanwhile."""
-        growing, self._growing = self._growing, []
-        for values, coming, held in growing:
-            if values.settled:  # dropped before it had arrived
+        partial, self._partial = self._partial, []
+        for values, coming, held in partial:
+            if values.resolved:  # dropped before it had arrived
                 self._written(held)
             else:
-                self._go_on(values, coming, held)
+                self._advance(values, coming, held)
 
-    def refuse(self, values: TensorBytes, why: str) -> None:
+    def reject(self, values: TensorBytes, why: str) -> None:
         """Drop a tensor for which there is no memory."""
         self._lose(values, values.held, why)
 
-    def _go_on(self, values: TensorBytes, coming: Iterator[None], held: int) -> None:
+    def _advance(self, values: TensorBytes, coming: Iterator[None], held: int) -> None:
         try:
             for _ in coming:
-                self._growing.append((values, coming, held))
+                self._partial.append((values, coming, held))
                 return
         except Exception as error:  # noqa: BLE001 - these bytes are lost, and no others
             self._lose(values, held, f"{type(error).__name__}: {error}")
@@ -135,7 +134,7 @@ class HeldValues:
             self._written(held)
 
     def _lose(self, values: TensorBytes, held: int, why: str) -> None:
-        values.settle(None)
+        values.resolve(None)
         self._written(held)
         self._lost(why)
 

@@ -1,4 +1,4 @@
-"""The open files of one rank, and the order in which things reach them.
+"""The open files of one rank, and the order in which they are written.
 
 A tensor's row is written after its bytes, a call's row after its stack, and calls before tensors: what a killed program
 leaves refers only to what is there. Bytes are written as they come, to free memory; rows wait until there are enough
@@ -21,13 +21,11 @@ import numpy as np
 from astray.interrupts import pass_interrupt
 from astray.process import largest_file, reason
 from astray.records import Blob, Frame, MissedTensor, Setup
-from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.cells import EncodedCells, numbers
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE
-from astray.store.run_format.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import STEP, TICKET, VALUES, EncodedCells, Rows, call_rows, numbers, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, now, sync, write_json
 from astray.store.writing.values_writer import SHARD_BYTES, ValuesWriter
 
@@ -42,9 +40,11 @@ class Stack(NamedTuple):
 class RankFiles:
     """Writes into one rank's folder, which must hold none of these files yet."""
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, late: DeferredMeasurements | None = None) -> None:
+    def __init__(
+        self, folder: Path, shard_bytes: int = SHARD_BYTES, deferred: DeferredMeasurements | None = None
+    ) -> None:
         self.folder = folder
-        self._late = late
+        self._deferred = deferred
         with contextlib.ExitStack() as opened:  # closes the others when one cannot be opened
             self.calls = BatchFile(folder / "calls.arrows", CALLS)
             opened.callback(self.calls.close)
@@ -69,7 +69,7 @@ class RankFiles:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether bytes of tensors have been given."""
+        """Whether bytes of tensors were ever handed over."""
         return self._keeps_values
 
     def take(self, stacks: Sequence[Stack], calls: Rows, tensors: Rows) -> None:
@@ -96,7 +96,7 @@ class RankFiles:
         if len(calls):
             self.write_calls(call_columns(calls))
         if len(tensors):
-            self.tensors.append(tensor_columns(tensors, self._blobs(tensors), self._late))
+            self.tensors.append(tensor_columns(tensors, self._blobs(tensors), self._deferred))
 
     def write_stacks(self, stacks: Sequence[Stack]) -> None:
         """Write stacks, before the calls that refer to them."""
@@ -124,10 +124,10 @@ class RankFiles:
         due = len(self._tensors)
         if self._keeps_values:
             values = self._tensors.cells(VALUES)
-            due = next((place for place, one in enumerate(values) if one is not None and not one.settled), due)
-        if self._late is not None:
+            due = next((place for place, each in enumerate(values) if each is not None and not each.resolved), due)
+        if self._deferred is not None:
             places, tickets = (np.frombuffer(found, np.int64) for found in self._tensors.tickets(TICKET))
-            sent = self._late.due(tickets)
+            sent = self._deferred.due(tickets)
             due = min(due, int(places[sent])) if sent < len(places) else due
         return due
 
@@ -156,7 +156,7 @@ class RankFiles:
             f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}".rstrip()
         )
 
-    def account(self, ended: str, failure: str | None, waited_seconds: float, missed: list[MissedTensor]) -> End:
+    def end_record(self, ended: str, failure: str | None, waited_seconds: float, missed: list[MissedTensor]) -> End:
         """How the recording ended, and what was written."""
         return End(
             complete=failure is None,

@@ -16,38 +16,32 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.records import Setup
-from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.folder import claim, recordable, release
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader
+from astray.store.deferred import DeferredMeasurements, TensorBytes
+from astray.store.run_format.folder import claim, recording_errors, release
+from astray.store.run_format.shard_file import TensorBytesReader
 from astray.store.run_info import RunInfo
-from astray.store.writing import record_queue as backlog
-from astray.store.writing.background_writer import (
-    HELD_SECONDS,
-    IDLE_SECONDS,
-    QUEUE_BYTES,
-    STEP_SECONDS,
-    BackgroundWriter,
-)
+from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
 from astray.store.writing.rank_files import RankFiles
-from astray.store.writing.step_listener import Listener, StepListener
+from astray.store.writing.record_queue import BATCH_ROWS, HELD_SECONDS, IDLE_SECONDS, STEP_SECONDS
+from astray.store.writing.step_listener import StepCallback, StepListener
 from astray.store.writing.values_writer import SHARD_BYTES
 from astray.store.writing.write_policy import Immediate, PerStep, WritePolicy
 
-WATCHED_BYTES = 128 << 20  # what a step may take in memory until it is shown; a larger one is shown in parts
+LISTENER_BYTES = 128 << 20  # what a step may take in memory until it is shown; a larger one is shown in parts
 
 
 class RunWriter(BackgroundWriter):
     """Writes one rank of a run. Its methods may be called from any thread, and do nothing in a forked child.
 
-    >>> with RunWriter("runs/a", info=RunInfo.here()) as writer:
+    >>> with RunWriter("runs/a", info=RunInfo.of_process()) as writer:
     ...     writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
     ...     writer.tensor(Tensor(0, "output", "0", "float32", (2,), (1,), "cpu", False), np.ones(2, np.float32))
 
     `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
     the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
-    values file begins. A row may hold a ticket of `late` in place of its statistics. `on_step` is given the rows of
-    each step, as `StepListener` has it; `watch` tells whether that has happened. Raises RunExists or RunError when the
-    folder cannot be recorded into.
+    values file begins. A row may hold a ticket of `deferred` in place of its statistics. `on_step` receives the rows of
+    each step, as described in `StepListener`; `listener` says whether that has happened. Raises RunExists or RunError
+    when the folder cannot be recorded into.
     """
 
     def __init__(
@@ -60,21 +54,21 @@ class RunWriter(BackgroundWriter):
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
         shard_bytes: int = SHARD_BYTES,
-        late: DeferredMeasurements | None = None,
-        on_step: Listener | None = None,
+        deferred: DeferredMeasurements | None = None,
+        on_step: StepCallback | None = None,
     ) -> None:
-        super().__init__(path, rank, queue_bytes, late)
+        super().__init__(path, rank, queue_bytes, deferred)
         if world_size is not None:
             info = msgspec.structs.replace(info, world_size=world_size)
         folder = claim(self.path, rank, info, overwrite)
-        with recordable(self.path):
-            self._files = RankFiles(folder, shard_bytes, late)
-        self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
+        with recording_errors(self.path):
+            self._files = RankFiles(folder, shard_bytes, deferred)
+        self._files.values.connect(self._queue.wake.set, self._queue.written, self._lost)
         self._step_ended: float | None = None
-        self.watch = self._watch(on_step) if on_step is not None else None
-        self._course: WritePolicy = Immediate(self._files, self._backlog)
-        if self.watch is not None:
-            self._course = PerStep(self._files, self._backlog, late, self.watch)
+        self.listener = self._listener(on_step) if on_step is not None else None
+        self._policy: WritePolicy = Immediate(self._files, self._queue)
+        if self.listener is not None:
+            self._policy = PerStep(self._files, self._queue, deferred, self.listener)
         try:
             self._start()
         except RunError:
@@ -85,16 +79,16 @@ class RunWriter(BackgroundWriter):
     def setup(self, row: Setup) -> None:
         """Record what something is set to, from a step on. It is written before the calls that follow."""
         if self._open:
-            self._backlog.setup.append(row)
+            self._queue.setup.append(row)
 
     def step_done(self) -> None:
         """A step is over, and its rows should reach the file soon."""
         if self._open:
-            self._course.cut()
-            self._settle()
+            self._policy.end_step()
+            self._start_fetch()
             self._step_ended = self._step_ended or time.monotonic()
-            self._backlog.wake.set()
-            self._backlog.wait_for(self._course.has_room)
+            self._queue.wake.set()
+            self._queue.wait_for(self._policy.has_room)
 
     def discard(self) -> None:
         """Close, and remove everything: a recording that could not start leaves no run."""
@@ -105,50 +99,50 @@ class RunWriter(BackgroundWriter):
         """The writer's thread."""
         try:
             self._write_until_closed()
-            self._course.end()
+            self._policy.end()
             self._files.close()
         except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
             self.failure = self._files.abandon(error, self._write)
-            if self.watch is not None:
+            if self.listener is not None:
                 self.failure += " Nothing is watched from here on."
         finally:
             with contextlib.ExitStack() as ending:  # each of these even if another fails for want of memory
                 ending.callback(self._files.values.end_threads)
-                if self.watch is not None:
-                    ending.callback(self.watch.end)
-                ending.callback(self._rooms.close)
-                ending.callback(self._backlog.drop)
+                if self.listener is not None:
+                    ending.callback(self.listener.end)
+                ending.callback(self._buffers.close)
+                ending.callback(self._queue.drop)
                 ending.callback(self._stop)
 
     def _write_until_closed(self) -> None:
         written = held = time.monotonic()
         closing = is_due = False
         while not closing:
-            self._backlog.wake.wait(IDLE_SECONDS if is_due else self._due_at(written) - time.monotonic())
+            self._queue.wake.wait(IDLE_SECONDS if is_due else self._due_at(written) - time.monotonic())
             closing = self._closed  # read before taking: what was handed over before closing is still written
             self._files.values.collect()
             if closing or time.monotonic() >= self._due_at(written):
                 is_due, self._step_ended = True, None
-            self._course.take(is_due or self._backlog.wants_rows_taken, closing)
-            for group in self._backlog.take_values():
+            self._policy.take(is_due or self._queue.wants_rows_taken, closing)
+            for group in self._queue.take_values():
                 self._files.take_values(group)
-            if self._course.waiting_rows >= backlog.BATCH_ROWS:
+            if self._policy.waiting_rows >= BATCH_ROWS:
                 self._write()
-            self._backlog.make_room()
-            if self._backlog.flushes or closing:
-                self._files.values.settle()
-            if self._files.values.is_growing:  # the rest of a large tensor is coming
+            self._queue.make_room()
+            if self._queue.flushes or closing:
+                self._files.values.drain()
+            if self._files.values.has_partial:  # the rest of a large tensor is coming
                 closing = False
                 continue
-            if self._backlog.flushes or is_due:
+            if self._queue.flushes or is_due:
                 is_due = False
                 self._write()
-                self._backlog.answer()
+                self._queue.complete_flushes()
                 written = time.monotonic()
-                if not self._course.waiting_rows:
+                if not self._policy.waiting_rows:
                     held = written
-                elif written - held >= HELD_SECONDS and self._late is not None:
-                    self._late.settle(own_thread=True)
+                elif written - held >= HELD_SECONDS and self._deferred is not None:
+                    self._deferred.start_fetch(own_thread=True)
                     held = written
 
     def _due_at(self, written: float) -> float:
@@ -158,25 +152,25 @@ class RunWriter(BackgroundWriter):
 
     def _write(self) -> None:
         """Write the rows that were taken, and before them the settings that were put until then."""
-        self._files.write_setup(self._backlog.take_setup())
-        self._course.write()
+        self._files.write_setup(self._queue.take_setup())
+        self._policy.write()
 
-    def _watch(self, on_step: Listener) -> StepListener:
+    def _listener(self, on_step: StepCallback) -> StepListener:
         return StepListener(
             0,
-            WATCHED_BYTES,
+            LISTENER_BYTES,
             on_step,
-            late=self._late,
-            lack=self._miss,
-            can_answer=self._can_answer,
-            kept=self._read_back,
+            deferred=self._deferred,
+            note_missing=self._note_missed,
+            is_responsive=self._is_responsive,
+            read_values=self._read_back,
         )
 
     def _read_back(self, values: TensorBytes) -> npt.NDArray[np.uint8] | None:
         """The bytes of values that were on their way into a file, for the listener."""
-        for group in self._backlog.take_values():
+        for group in self._queue.take_values():
             self._files.take_values(group)
-        self._files.values.settle()
+        self._files.values.drain()
         try:
             return None if values.blob is None else TensorBytesReader(self._files.folder).read(values.blob)
         except RunError:
@@ -184,6 +178,6 @@ class RunWriter(BackgroundWriter):
 
     def _finish(self, ended: str) -> None:
         """Write `end.json`."""
-        self.end = self._files.account(ended, self.failure, self.waited_seconds, self._all_missed())
+        self.end = self._files.end_record(ended, self.failure, self.waited_seconds, self._all_missed())
         unwritten = self._files.write_end(self.end)
         self.failure = self.failure or unwritten

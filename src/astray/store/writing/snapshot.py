@@ -16,10 +16,10 @@ import numpy as np
 from astray.errors import RunError
 from astray.interrupts import pass_interrupt
 from astray.records import Blob, Call, MissedTensor, Setup
-from astray.store.run_format.cells import numbers
-from astray.store.run_format.folder import join, recordable
+from astray.store.deferred import TensorBytes
+from astray.store.run_format.folder import claim_or_join, recording_errors
+from astray.store.run_format.rows import numbers
 from astray.store.run_format.schema import CALLS
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo
 from astray.store.writing.rank_files import RankFiles, Stack
 from astray.store.writing.record_queue import GROUP_BYTES
@@ -36,8 +36,8 @@ class Snapshot(NamedTuple):
     failure: str | None
 
 
-class SnapshotAccount(NamedTuple):
-    """What a snapshot says of the recording. `failure` is why there are no later rows."""
+class RecordingSummary(NamedTuple):
+    """What a snapshot's `end.json` says of the recording. `failure` is why there are no later rows."""
 
     why: str
     ended: str
@@ -46,19 +46,19 @@ class SnapshotAccount(NamedTuple):
     missed: list[MissedTensor]
 
 
-def write_dump(
+def write_snapshot(
     path: Path,
     rank: int,
     info: RunInfo,
     overwrite: bool,
     memory: StepRingBuffer,
-    account: SnapshotAccount,
+    summary: RecordingSummary,
     setup: Sequence[Setup] = (),
 ) -> Snapshot:
     """Write everything in memory. Raises nothing: `failure` of the result says that the disk is full."""
     try:
-        folder = join(path, rank, info, overwrite)
-        with recordable(path):
+        folder = claim_or_join(path, rank, info, overwrite)
+        with recording_errors(path):
             files = RankFiles(folder)
     except RunError as error:
         return Snapshot(path, None, str(error))
@@ -67,38 +67,40 @@ def write_dump(
     failure = None
     try:
         files.write_setup(setup)
-        gone = _write_pieces(files, memory)
+        unavailable = _write_blocks(files, memory)
         files.close()
     except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
-        failure, gone = files.abandon(error), 0
+        failure, unavailable = files.abandon(error), 0
         pass_interrupt(error)
-    missed = [*account.missed, *(MissedTensor("the values of a tensor", why, 1) for why in lost)]
-    if gone:
-        missed.append(MissedTensor("the values of a tensor", "they went with an older step, or are not here yet", gone))
-    end = files.account(account.ended, failure or account.failure, account.waited_seconds, missed)
-    end.why = account.why
+    missed = [*summary.missed, *(MissedTensor("the values of a tensor", why, 1) for why in lost)]
+    if unavailable:
+        missed.append(
+            MissedTensor("the values of a tensor", "they went with an older step, or are not here yet", unavailable)
+        )
+    end = files.end_record(summary.ended, failure or summary.failure, summary.waited_seconds, missed)
+    end.why = summary.why
     unwritten = files.write_end(end)
     return Snapshot(path, end, failure or unwritten)
 
 
-def _write_pieces(files: RankFiles, memory: StepRingBuffer) -> int:
-    """Write the blocks in memory in order; returns how many rows have values that are not there."""
-    places: dict[TensorBytes, TensorBytes] = {}  # held values → the copies that were written
-    known: set[int] = set()
-    gone = 0
-    for piece in memory.pieces:  # all values first: rows may have got theirs after they were taken
-        places.update(_write_values(files, piece.owned))
-    for piece in memory.pieces:
-        referred = set(_stacks(piece)) - known
-        files.write_stacks([Stack(id, memory.stacks[id]) for id in sorted(referred) if id in memory.stacks])
-        known |= referred
-        if len(piece.calls[0]):
-            files.write_calls(piece.calls)
-        if len(piece.tensors[0]):
-            blobs, absent = _blobs(piece, places)
-            files.tensors.append(piece.with_blobs(blobs) if places else piece.tensors)
-            gone += absent
-    return gone
+def _write_blocks(files: RankFiles, memory: StepRingBuffer) -> int:
+    """Write the blocks in memory in order; returns how many rows have values that are not in memory."""
+    copies: dict[TensorBytes, TensorBytes] = {}  # held values → the copies that were written
+    written: set[int] = set()  # stacks
+    unavailable = 0
+    for block in memory.blocks:  # all values first: rows may have got theirs after they were taken
+        copies.update(_write_values(files, block.owned))
+    for block in memory.blocks:
+        new_stacks = set(_stacks(block)) - written
+        files.write_stacks([Stack(id, memory.stacks[id]) for id in sorted(new_stacks) if id in memory.stacks])
+        written |= new_stacks
+        if len(block.calls[0]):
+            files.write_calls(block.calls)
+        if len(block.tensors[0]):
+            blobs, absent = _blobs(block, copies)
+            files.tensors.append(block.with_blobs(blobs) if copies else block.tensors)
+            unavailable += absent
+    return unavailable
 
 
 def _write_values(files: RankFiles, held: Sequence[TensorBytes]) -> dict[TensorBytes, TensorBytes]:
@@ -110,16 +112,16 @@ def _write_values(files: RankFiles, held: Sequence[TensorBytes]) -> dict[TensorB
     }
     for group in _groups(list(copies.values())):
         files.take_values(group)
-        files.values.settle()
+        files.values.drain()
     return copies
 
 
 def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
     group: list[TensorBytes] = []
     size = 0
-    for one in values:
-        group.append(one)
-        size += one.size
+    for each in values:
+        group.append(each)
+        size += each.size
         if size >= GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -127,21 +129,21 @@ def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
         yield group
 
 
-def _blobs(piece: RowBlock, places: dict[TensorBytes, TensorBytes]) -> tuple[list[Blob | None], int]:
-    """Where the values of each row are, and how many rows have none although they should."""
+def _blobs(block: RowBlock, copies: dict[TensorBytes, TensorBytes]) -> tuple[list[Blob | None], int]:
+    """The blob of each row, and how many rows have none although they should."""
     blobs: list[Blob | None] = []
     absent = 0
-    for values in piece.values:
-        written = None if values is None else places.get(values)
+    for values in block.values:
+        written = None if values is None else copies.get(values)
         blobs.append(None if written is None else written.blob)
         absent += values is not None and written is None
     return blobs, absent
 
 
-def _stacks(piece: RowBlock) -> list[int]:
+def _stacks(block: RowBlock) -> list[int]:
     """The stacks to which calls refer."""
-    found = numbers(piece.calls[_STACK], CALLS[_STACK])
-    stacks: list[int] = np.unique(found.data[found.present]).tolist()
+    column = numbers(block.calls[_STACK], CALLS[_STACK])
+    stacks: list[int] = np.unique(column.data[column.present]).tolist()
     return stacks
 
 
@@ -149,6 +151,6 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def in_child(path: str | os.PathLike[str]) -> Snapshot:
-    """The answer to `dump` in a forked child."""
+def snapshot_in_child(path: str | os.PathLike[str]) -> Snapshot:
+    """What `dump` returns in a forked child."""
     return Snapshot(Path(path), None, f"{path} was not written: this is a forked child, and the rows are its parent's.")

@@ -1,6 +1,6 @@
 """How rows get from the queue into the files: as they come, or step by step where a listener is shown each step.
 
-`run_writer.py` says when. A policy takes rows, and writes them once what they refer to is written. Only `cut` and
+`run_writer.py` says when. A policy takes rows, and writes them once what they refer to is written. Only `segment` and
 `has_room` are called by the program's threads.
 """
 
@@ -12,8 +12,7 @@ from typing import Protocol
 from astray.records import Blob
 from astray.store.deferred import DeferredMeasurements
 from astray.store.writing.rank_files import RankFiles, Stack
-from astray.store.writing.record_queue import RecordQueue
-from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.record_queue import RecordQueue, StepSegment, StepSegments
 from astray.store.writing.step_buffer import RowBlock
 from astray.store.writing.step_listener import StepListener
 
@@ -25,17 +24,17 @@ class WritePolicy(Protocol):
     def waiting_rows(self) -> int:
         """Rows taken and not written yet."""
 
-    def cut(self) -> None:
+    def end_step(self) -> None:
         """A step is over."""
 
     def has_room(self) -> bool:
         """Whether so few rows wait that the program may go on."""
 
     def take(self, rows: bool, closing: bool) -> None:
-        """Take the segments that were cut, and with `rows` all rows that are there."""
+        """Take the segments that were cut, and with `rows` all queued rows."""
 
     def write(self) -> None:
-        """Write every row taken so far, as far as its bytes and its measurements are there."""
+        """Write every row taken so far, as far as its bytes and its measurements have arrived."""
 
     def end(self) -> None:
         """Everything has been taken."""
@@ -52,7 +51,7 @@ class Immediate:
     def waiting_rows(self) -> int:
         return self._files.waiting_rows
 
-    def cut(self) -> None:
+    def end_step(self) -> None:
         """Does nothing: rows of several steps may be written together."""
 
     def has_room(self) -> bool:
@@ -76,59 +75,59 @@ class PerStep:
     """
 
     def __init__(
-        self, files: RankFiles, queue: RecordQueue, late: DeferredMeasurements | None, watch: StepListener
+        self, files: RankFiles, queue: RecordQueue, deferred: DeferredMeasurements | None, listener: StepListener
     ) -> None:
         self._files = files
         self._queue = queue
-        self._late = late
-        self._watch = watch
-        self._cuts = StepSegments(queue, late, values=False)
+        self._deferred = deferred
+        self._listener = listener
+        self._segments = StepSegments(queue, deferred, values=False)
         self._stacks: list[Stack] = []
-        self._pieces: deque[RowBlock] = deque()
+        self._blocks: deque[RowBlock] = deque()
         self.waiting_rows = 0
 
-    def cut(self) -> None:
-        self._cuts.cut(rows=True, ends=True)
+    def end_step(self) -> None:
+        self._segments.cut(rows=True, ends=True)
 
     def has_room(self) -> bool:
-        return self._cuts.are_few
+        return self._segments.has_room
 
     def take(self, rows: bool, closing: bool) -> None:
         if rows:
-            self._queue.hear_flushes()  # before taking rows, so that all rows before a flush are taken
-            self._cuts.cut(rows=True)
-        while (cut := self._cuts.next(closing or self._queue.flushes)) is not None:
-            self._show(cut)
-            self._cuts.done(cut)
+            self._queue.take_flushes()  # before taking rows, so that all rows before a flush are taken
+            self._segments.cut(rows=True)
+        while (segment := self._segments.next(closing or self._queue.flushes)) is not None:
+            self._show(segment)
+            self._segments.done(segment)
             self._queue.make_room()
 
-    def _show(self, cut: StepSegment) -> None:
-        memory = self._watch.memory
-        memory.stacks.update(cut.taken.stacks)
-        self._stacks += cut.taken.stacks
-        if cut.size:
-            piece = RowBlock(cut.step, cut.taken, [], self._late)
-            self._pieces.append(piece)
-            self.waiting_rows += cut.size
-            memory.add(piece)
-        if cut.ends:
-            self._watch.step_over(cut.step)
+    def _show(self, segment: StepSegment) -> None:
+        memory = self._listener.memory
+        memory.stacks.update(segment.rows.stacks)
+        self._stacks += segment.rows.stacks
+        if segment.size:
+            block = RowBlock(segment.step, segment.rows, [], self._deferred)
+            self._blocks.append(block)
+            self.waiting_rows += segment.size
+            memory.add(block)
+        if segment.ends:
+            self._listener.end_step(segment.step)
 
     def write(self) -> None:
         stacks, self._stacks = self._stacks, []
         self._files.write_stacks(stacks)
-        while self._pieces:
-            piece = self._pieces[0]
-            values = piece.values if self._files.keeps_values else []
-            if any(one is not None and not one.settled for one in values):
+        while self._blocks:
+            block = self._blocks[0]
+            values = block.values if self._files.keeps_values else []
+            if any(one is not None and not one.resolved for one in values):
                 return
-            self._pieces.popleft()
-            self.waiting_rows -= len(piece.calls[0]) + len(piece.tensors[0])
-            if len(piece.calls[0]):
-                self._files.write_calls(piece.calls)
-            if len(piece.tensors[0]):
+            self._blocks.popleft()
+            self.waiting_rows -= len(block.calls[0]) + len(block.tensors[0])
+            if len(block.calls[0]):
+                self._files.write_calls(block.calls)
+            if len(block.tensors[0]):
                 blobs: list[Blob | None] = [None if one is None else one.blob for one in values]
-                self._files.tensors.append(piece.with_blobs(blobs) if blobs else piece.tensors)
+                self._files.tensors.append(block.with_blobs(blobs) if blobs else block.tensors)
 
     def end(self) -> None:
-        self._watch.rest(self._cuts.step)
+        self._listener.show_unfinished(self._segments.step)

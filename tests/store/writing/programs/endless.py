@@ -1,7 +1,7 @@
 """Records until it is killed, and says after each flush how far it came. Every value follows from its number.
 
 With `ahead` it behaves as if the disk were far behind: values are written directly, and into several files at once.
-With `watched` somebody looks at each step.
+With `watched` a listener is shown each step.
 """
 
 import sys
@@ -18,14 +18,19 @@ SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 def main(path: str, way: str) -> None:
     if way == "ahead":
-        WriteModeChooser.FIRST, WriteModeChooser.TRIAL, values_writer.LANE_BYTES, values_writer.BATCH_BYTES = (
+        (
+            WriteModeChooser.INITIAL_BYTES,
+            WriteModeChooser.PROBE_BYTES,
+            values_writer.SHARD_QUEUE_BYTES,
+            values_writer.BATCH_BYTES,
+        ) = (
             0,
             8 << 20,
             0,
             1 << 20,
         )
     look = (lambda rows: None) if way == "watched" else None
-    writer = RunWriter(path, info=RunInfo.here(), shard_bytes=8 << 20, on_step=look)
+    writer = RunWriter(path, info=RunInfo.of_process(), shard_bytes=8 << 20, on_step=look)
     for seq in range(10**9):
         if seq % 50 == 0:
             writer.stack(seq, [Frame("train.py", seq, "step", "loss.backward()")])

@@ -1,4 +1,4 @@
-"""Records one call and ends in the way it is told."""
+"""Records one call and ends in the way of its argument."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from astray.store import RunInfo, RunWriter
 
 
 def main(path: str, way: str) -> None:
-    writer = RunWriter(path, info=RunInfo.here())
+    writer = RunWriter(path, info=RunInfo.of_process())
     writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
     if way == "raises":
         try:

@@ -1,4 +1,4 @@
-"""Holds its steps in memory and ends, or goes on, in the way it is told."""
+"""Holds its steps in memory and ends, or goes on, in the way of its arguments."""
 
 import atexit
 import os
@@ -25,7 +25,7 @@ def record(flight: FlightRecorder, steps: range, size: int = 1000) -> None:
 
 
 def main(path: Path, way: str) -> None:
-    flight = FlightRecorder("unused", info=RunInfo.here(), remember=64)
+    flight = FlightRecorder("unused", info=RunInfo.of_process(), remember=64)
 
     def dump(why: str) -> None:
         print(flight.dump(path, why).failure)
@@ -57,7 +57,7 @@ def main(path: Path, way: str) -> None:
             record(flight, range(4, 8))
             dump("a child")
             assert not flight.flush()
-            assert not flight.watch.wait_until_seen(7)
+            assert not flight.listener.wait_until_shown(7)
             flight.close()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0

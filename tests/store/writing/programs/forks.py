@@ -29,7 +29,7 @@ def record(writer: RunWriter, seq: int) -> None:
 
 
 def main(path: str) -> None:
-    writer = RunWriter(path, info=RunInfo.here(), queue_bytes=1 << 16)
+    writer = RunWriter(path, info=RunInfo.of_process(), queue_bytes=1 << 16)
     busy = threading.Event()
 
     def work() -> None:

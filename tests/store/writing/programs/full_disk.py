@@ -17,15 +17,15 @@ def main(path: str, limit: int, keep: bool, watched: bool) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     seen: list[int] = []
     look = (lambda rows: seen.append(rows.step)) if watched else None
-    writer = RunWriter(path, info=RunInfo.here(), queue_bytes=4 << 20, on_step=look)
+    writer = RunWriter(path, info=RunInfo.of_process(), queue_bytes=4 << 20, on_step=look)
     for seq in range(64):
         writer.call(Call(seq, seq, 0, "module", "fc", "Linear", 0, "forward"))
         values = np.full(seq * 2000 if limit else 1 << 17, seq, np.int64)
         row = Tensor(seq, "output", "0", "int64", values.shape, (1,), "cpu", False, note="x" * 20_000)
         writer.tensor(row, values if keep else None)
         writer.step_done()
-        if writer.watch is not None:
-            writer.watch.wait_until_seen(seq)
+        if writer.listener is not None:
+            writer.listener.wait_until_shown(seq)
         if seq < 4:
             writer.flush()
     writer.flush()

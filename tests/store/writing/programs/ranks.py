@@ -11,7 +11,7 @@ from astray.store import RunInfo, RunWriter
 
 
 def main(path: str, rank: int, world_size: int) -> None:
-    with RunWriter(path, rank, info=RunInfo.here(world_size=world_size)) as writer:
+    with RunWriter(path, rank, info=RunInfo.of_process(world_size=world_size)) as writer:
         for seq in range(200):
             writer.call(Call(seq, seq // 10, 0, "module", "fc", "Linear", 0, "forward"))
             values = np.full(100, 1000 * rank + seq)

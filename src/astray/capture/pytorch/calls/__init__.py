@@ -12,6 +12,4 @@ collectives.py   which of them are collectives, and when their results may be re
 spelling.py      how a function was called in the source: by an operator, or by name
 bytecode.py      the instruction at which a frame waits, which spelling.py reads
 fast_paths.py    modules that leave their fast path for inference when there is a hook or a mode
-losses.py        the labels of losses, where no functions are recorded
-model_copies.py  copies and pickles of a recorded model
 """

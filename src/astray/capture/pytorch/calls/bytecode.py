@@ -1,8 +1,8 @@
-"""At which instruction a frame waits: an operator with its operands, or a call with so many arguments.
+"""Which instruction a frame is waiting at: an operator with its operands, or a call with its number of arguments.
 
-Read from the frame's bytecode, which knows what the text of a line leaves open. Python 3.10 to 3.14 have different
-instructions for the same thing; the names here cover all of them. Only the straight piece of code before the
-instruction is read: what a jump leads into (`a if b else c`) is not known, and no code of the program is run.
+Read from the frame's bytecode, since the text of a line is ambiguous. Python 3.10 to 3.14 have different instructions
+for the same thing; the names here cover all of them. Only the straight-line code before the instruction is read: values
+behind a jump (`a if b else c`) stay unknown, and no code of the program is run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _KNOWN_CODES = 512  # a program calls torch from a few hundred functions
 
 UNKNOWN: Any = object()
-"""Stands for a value that cannot be told by a look."""
+"""The value of an expression that cannot be read without running code."""
 
 
 class Invocation(NamedTuple):
-    """A call, as it was written. `name` is the last word of what is called, `callee` what that is, if it is known."""
+    """A call, as it was written. `name` is the last part of the callee, `callee` its value, if that is known."""
 
     name: str
     positional: int
@@ -45,7 +45,7 @@ class Invocation(NamedTuple):
 
 
 class _Instruction(NamedTuple):
-    """An instruction; `effect` is by how much it makes the stack higher."""
+    """An instruction; `effect` is by how many values it grows the stack."""
 
     offset: int
     name: str
@@ -66,7 +66,7 @@ class CallInstruction:
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
         self._steps = _steps(frame.f_code)
-        # A frame that waits for one of Python's own functions may stand at the end of the cache behind the instruction.
+        # A frame that waits for a builtin function may be at the end of the inline cache after the instruction.
         self._at = bisect.bisect_right(self._steps, frame.f_lasti, key=lambda step: step.offset) - 1
 
     @property
@@ -86,7 +86,7 @@ class CallInstruction:
         return f"{sign}=" if sign and kind == "INPLACE" else sign
 
     def operands(self) -> tuple[Any, Any]:
-        """What stands on the left and on the right of the operator, each UNKNOWN where it takes more than a look."""
+        """The left and right operands of the operator, each UNKNOWN where reading it would run code."""
         return self._value(self._producer(self._at, 1)), self._value(self._producer(self._at, 0))
 
     def invocation(self) -> Invocation | None:
@@ -114,21 +114,21 @@ class CallInstruction:
         return Invocation(name if isinstance(name, str) else "", count - len(keywords), keywords, self._value(callee))
 
     def _producer(self, at: int, above: int) -> int | None:
-        """Which step made the value that has so many others above it when step `at` begins."""
+        """The index of the instruction that pushed the value with `above` others on it when instruction `at` begins."""
         height = 0
-        for place in range(at - 1, -1, -1):
-            if self._steps[place + 1].is_target:
+        for index in range(at - 1, -1, -1):
+            if self._steps[index + 1].is_target:
                 return None
             if height == -above:
-                return place
-            height -= self._steps[place].effect
+                return index
+            height -= self._steps[index].effect
         return None
 
-    def _value(self, place: int | None) -> Any:
-        """What a step has loaded."""
-        if place is None or place < 0:
+    def _value(self, index: int | None) -> Any:
+        """The value that an instruction has loaded."""
+        if index is None or index < 0:
             return UNKNOWN
-        step = self._steps[place]
+        step = self._steps[index]
         if step.name in _CONSTANTS:
             return step.value
         if step.name in _LOCALS:
@@ -139,29 +139,39 @@ class CallInstruction:
                     return scope[step.value]
             return self._frame.f_builtins.get(step.value, UNKNOWN)
         if step.name in _ATTRIBUTES:
-            return _attribute(self._value(self._producer(place, 0)), step.value)
+            return _attribute(self._value(self._producer(index, 0)), step.value)
         return UNKNOWN
 
 
 @functools.lru_cache(_KNOWN_CODES)
 def _steps(code: CodeType) -> list[_Instruction]:
-    """The instructions of a code. Where one stands for two, such as LOAD_FAST_LOAD_FAST, they are two."""
-    found: list[_Instruction] = []
-    for one in dis.get_instructions(code):
-        if one.opname in ("CACHE", "EXTENDED_ARG"):
+    """The instructions of a code object. Superinstructions such as LOAD_FAST_LOAD_FAST are split into two."""
+    steps: list[_Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("CACHE", "EXTENDED_ARG"):
             continue
-        names = _parts(one.opname)
-        values = one.argval if len(names) > 1 and isinstance(one.argval, tuple) else (one.argval,)
+        names = _parts(instruction.opname)
+        values = (
+            instruction.argval if len(names) > 1 and isinstance(instruction.argval, tuple) else (instruction.argval,)
+        )
         if len(names) == len(values) > 1:
             for name, value in zip(names, values, strict=True):
                 effect = 1 if name.startswith("LOAD") else -1
-                found.append(_Instruction(one.offset, name, 0, value, "", effect, one.is_jump_target))
+                steps.append(_Instruction(instruction.offset, name, 0, value, "", effect, instruction.is_jump_target))
             continue
-        effect = dis.stack_effect(one.opcode, one.arg, jump=False)
-        found.append(
-            _Instruction(one.offset, one.opname, one.arg or 0, one.argval, one.argrepr, effect, one.is_jump_target)
+        effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        steps.append(
+            _Instruction(
+                instruction.offset,
+                instruction.opname,
+                instruction.arg or 0,
+                instruction.argval,
+                instruction.argrepr,
+                effect,
+                instruction.is_jump_target,
+            )
         )
-    return found
+    return steps
 
 
 def _parts(name: str) -> list[str]:
@@ -173,34 +183,34 @@ def _parts(name: str) -> list[str]:
 def _local(frame: FrameType, name: str) -> Any:
     """The value of a local variable.
 
-    Before Python 3.13 to ask for it leaves a copy of all locals with the frame, which would keep what the program has
-    let go: it is emptied, unless something else holds it.
+    Before Python 3.13 reading `f_locals` leaves a copy of all locals with the frame, which would keep objects alive
+    that the program has released: the copy is cleared, unless something else refers to it.
     """
-    found = frame.f_locals
-    value = found.get(name, UNKNOWN)
+    variables = frame.f_locals
+    value = variables.get(name, UNKNOWN)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        if sys.getrefcount(found) <= _REFERENCES:
-            found.clear()
+        if sys.getrefcount(variables) <= _REFERENCES:
+            variables.clear()
     return value
 
 
 def _references() -> int:
-    found = sys._getframe().f_locals
-    return sys.getrefcount(found)
+    variables = sys._getframe().f_locals
+    return sys.getrefcount(variables)
 
 
 _REFERENCES = _references()
-"""To the copy of a frame's locals, when only the frame and the caller hold it."""
+"""References to the copy of a frame's locals, when only the frame and the caller hold it."""
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute that is an object's or a module's own, as it lies there."""
+    """An attribute in the `__dict__` of an object or module, read without running descriptors or `__getattr__`."""
     if value is UNKNOWN or not isinstance(name, str):
         return UNKNOWN
     if isinstance(value, ModuleType):
         return vars(value).get(name, UNKNOWN)
     try:
         held = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has none; nothing of the program was asked
+    except AttributeError:  # it has none; no code of the program was run
         return UNKNOWN
     return held.get(name, UNKNOWN) if isinstance(held, dict) else UNKNOWN

@@ -1,4 +1,4 @@
-"""What the function and the op level have in common: a call is opened, its inputs taken, and then its outputs.
+"""What the function and the op level share: a call is opened, its inputs are recorded, and then its outputs.
 
 Exceptions of our own stay out of the user's program.
 """
@@ -14,16 +14,16 @@ from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.nonfinite_values import Found
+from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.pytorch.torch_code import is_machinery
-from astray.capture.structure import Flattener, Objects
+from astray.capture.structure import Flattener, ObjectFlattener
 
 Tensors = list[tuple[str, torch.Tensor]]
-Take = Callable[..., Tensors | None]
+OutputRecorder = Callable[..., Tensors | None]
 
 _SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
     kind: lambda value: f"<torch.{type(value).__name__} {value}>"
@@ -33,23 +33,24 @@ _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.S
 
 
 Mode: Any = load().Mode
-"""The other base of the modes: torch gets their method from it, without a line of Python."""
+"""The native base of the modes: torch calls the method that it provides, without running Python code."""
 
 
-def _equip() -> None:
-    """Gives the native part the class of operators that only call `_op`, if torch has one, and `is_overriding`."""
-    load().equip(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
+def _set_torch_types() -> None:
+    """Gives the native code `is_overriding`, and the class of operators whose `__call__` only calls `_op`, if any."""
+    load().set_torch_types(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
 
 
-_equip()
+_set_torch_types()
 
 
 def flattener(
-    objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
+    objects: ObjectFlattener | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
 ) -> Flattener:
     """Finds the tensors among arguments and results of torch.
 
-    spelled: a torch.Size stands otherwise than a list, and a dtype or a device otherwise than the text of its name.
+    spelled: a torch.Size is written differently from a list, and a dtype or a device differently from the text of its
+        name.
     """
     return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
@@ -59,46 +60,54 @@ class CalledFunction(CallName, Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all it does, unless it is given `out`, is to read its arguments and to return its result."""
+        """Whether, unless it is given `out`, it only reads its arguments and returns its result."""
 
     @property
     def is_only_view(self) -> bool:
-        """Whether all it does, unless it is given `out`, is to look at its first argument in another way."""
+        """Whether, unless it is given `out`, it only returns a view of its first argument."""
 
     @property
     def makes_buffers(self) -> bool:
-        """Whether its result is often filled by a kernel that no version counter knows of."""
+        """Whether its result is often filled later, by a kernel that does not change its version counter."""
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments."""
+        """The input tensors of a call, with their paths, and the structure of its arguments."""
 
     def outputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Tensors:
-        """The tensors a call gives."""
+        """The output tensors of a call."""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        """The tensors that a call does not read: it only writes into them, or only returns views of them."""
 
 
 class CallCapture:
-    """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
+    """Records the calls of functions or ops; their gradients too when `gradients` is given."""
 
     def __init__(
-        self, engine: Engine, places: FunctionSites, gradients: LiveGradients | LastNodes | None = None
+        self, engine: Engine, sites: FunctionSites, gradients: LiveGradients | LastNodes | None = None
     ) -> None:
         self._engine = engine
-        self._places = places
+        self._sites = sites
         self.flat = flattener(spelled=isinstance(gradients, LastNodes))
-        self.native = load().Taking(
-            engine, self, places, places.outside, self.flat.native, gradients, InputEdges, is_machinery, places.origins
+        self.native = load().FunctionCalls(
+            engine,
+            self,
+            sites,
+            sites.outside_modules,
+            self.flat.native,
+            gradients,
+            InputEdges,
+            is_machinery,
+            sites.origins,
         )
 
     def begin(
         self, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> OpenCall | None:
-        """A call starts: what the calls inside it need to know of it. None when it is not recorded."""
+        """A call starts: returns the open call, or None when it is not recorded."""
         call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
         return call
 
@@ -109,39 +118,40 @@ class CallCapture:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
-        take: Take | None = None,
+        record_outputs: OutputRecorder | None = None,
     ) -> Tensors | None:
-        """A call has returned. Its results are taken by `take`, if one is given.
+        """A call has returned.
 
-        Returns what was taken; None when the settings do not ask for it.
+        Its results are recorded by `record_outputs`, if that is given. Returns the tensors that were recorded; None
+        when the settings exclude them.
         """
-        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, take)
+        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, record_outputs)
         return taken
 
-    def gave_bad(
+    def on_nonfinite(
         self, call: OpenCall, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
     ) -> None:
-        """A call has given NaN or infinities, which a guard keeps: its tensors are still there."""
+        """A call has returned NaN or infinities, and a guard keeps such calls: its tensors are still alive."""
         plain = callee.is_plain and "out" not in kwargs
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
-        found: list[Found] = [("input", *one) for one in inputs]
-        found += [("output", *one) for one in outputs]
-        self._engine.tensors.gave_bad(call.seq, found, skeleton)
+        tensors: list[ObservedTensor] = [("input", *named) for named in inputs]
+        tensors += [("output", *named) for named in outputs]
+        self._engine.tensors.on_nonfinite(call.seq, tensors, skeleton)
 
-    def abandon(self, call: OpenCall, error: BaseException) -> None:
-        """A call has raised. Checkpointing ends a recomputation by an exception of its own, which is not reported."""
+    def call_raised(self, call: OpenCall, error: BaseException) -> None:
+        """A call has raised. Checkpointing ends a recomputation by an exception, which is not reported."""
         if call.recorded and not call.recompute:
             self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
-        call.adapter = None
+        call.input_edges = None
         self._engine.leave(call)
 
-    def made(self, result: Any, frame: FrameType | None) -> None:
-        """Memory was made that is not filled yet. That of torch's machinery is filled unseen, and is not noted."""
+    def allocated(self, result: Any, frame: FrameType | None) -> None:
+        """Memory was allocated that is not filled yet. Memory of torch's machinery is filled unseen, and not noted."""
         if self.native.is_machinery(frame):
             return
         try:
             with DisableTorchFunction():
                 for _, tensor in self.flat.result(result):
-                    self._engine.tensors.made(tensor)
+                    self._engine.tensors.allocated(tensor)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed("memory that is not filled yet", error)

@@ -1,7 +1,7 @@
 """Which functions are recorded, and what they are called.
 
-Everything that computes with tensors is, however it was imported; what only tells about a tensor (its size, its
-device) is not, nor what gives memory that has not been filled yet. A user's list narrows or widens this.
+Functions that compute with tensors are recorded, however they were imported; functions that only query a tensor (its
+size, its device) or return unfilled memory are not. A user's list narrows or widens this.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from astray.capture.function_list import FunctionList, place
+from astray.capture.function_list import FunctionList, categorise
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, describe
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
-_TELLING = frozenset(
+_QUERIES = frozenset(
     """
     size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
     is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
@@ -31,7 +31,7 @@ _TELLING = frozenset(
     set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is harder to read
 )
-"""They tell something about a tensor, or are for Python's own use. No number is computed."""
+"""They query a tensor, or implement Python's protocols. They compute no numbers."""
 
 _UNFILLED = frozenset(
     """
@@ -48,41 +48,41 @@ _VIEWS = frozenset(
     unfold as_strided ravel
     """.split()  # noqa: SIM905
 )
-"""What they return is memory of their first argument, or may be. They do not read it."""
+"""They return views of their first argument, or may do so. They do not read it."""
 
-_BUFFERS = frozenset(
+_BUFFER_MAKERS = frozenset(
     {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 )
-"""What they return is often filled by a kernel that no version counter knows of."""
+"""Their results are often filled later, by a kernel that does not change the version counter."""
 
-RUNNING = ("running_mean", "running_var")
-"""The arguments of a normalisation that its kernel writes to without their version counters knowing."""
+RUNNING_STATISTICS = ("running_mean", "running_var")
+"""The arguments of a normalisation that its kernel writes to without changing their version counters."""
 
 _NORMALISATIONS = {
     "torch.nn.functional.batch_norm": 1, "torch.nn.functional.instance_norm": 1, "torch.batch_norm": 3,
     "torch.instance_norm": 3, "torch.native_batch_norm": 3,
 }  # fmt: skip
-"""Functions with such arguments, and the place of the first."""
+"""Functions with such arguments, and the index of the first."""
 
-NOT_MATHS = frozenset({"prim", "prims", "profiler"})
+NOT_COMPUTING = frozenset({"prim", "prims", "profiler"})
 """Namespaces of ops that compute nothing."""
 
 _WRITTEN_TOO = {"_amp_foreach_non_finite_check_and_unscale_": 1, "_amp_update_scale_": 1}
-"""Functions that write to another argument besides the first: its place."""
+"""Functions that write to another argument besides the first: its index."""
 
-_FIRST = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
+_FIRST_ARGUMENT = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
 
-_HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
+_NAMESPACES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 
 
 class UnfilledFunction:
-    """A function whose result holds whatever lay there before. Its calls are not recorded."""
+    """A function that returns unfilled memory. Its calls are not recorded."""
 
 
 class Function:
     """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed.
 
-    `running` is the place of the running statistics of a normalisation among the arguments.
+    `running` is the index of the first running statistic of a normalisation among the arguments.
     """
 
     __slots__ = (
@@ -105,40 +105,43 @@ class Function:
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments. `out` is not an input."""
-        found, skeleton = flat.arguments(args, kwargs)
+        """The input tensors of a call, with their paths, and the structure of its arguments. `out` is not an input."""
+        tensors, skeleton = flat.arguments(args, kwargs)
         if "out" in kwargs:
-            found = [(path, tensor) for path, tensor in found if not path.startswith("kwargs.out")]
-        return found, skeleton
+            tensors = [(path, tensor) for path, tensor in tensors if not path.startswith("kwargs.out")]
+        return tensors, skeleton
 
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
-        """The tensors a call gives, or has changed when it returns nothing."""
+        """The output tensors of a call, or those it has changed when it returns nothing."""
         if self.returns_first:
             return flat.result(args[0])
         return flat.result(self._overwritten(args, kwargs) if result is None and self.in_place else result)
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        """The tensors that a call does not read: it only writes into them, or only returns views of them."""
         if self.is_view:
-            return [one for one in args[:1] if isinstance(one, torch.Tensor)]
+            return [arg for arg in args[:1] if isinstance(arg, torch.Tensor)]
         return self._overwritten(args, kwargs)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
         written = self._overwritten(args, kwargs)
         if self.running is not None:
-            given = [*args[self.running : self.running + len(RUNNING)], *(kwargs.get(name) for name in RUNNING)]
-            written += [one for one in given if isinstance(one, torch.Tensor)]
+            given = [
+                *args[self.running : self.running + len(RUNNING_STATISTICS)],
+                *(kwargs.get(name) for name in RUNNING_STATISTICS),
+            ]
+            written += [arg for arg in given if isinstance(arg, torch.Tensor)]
         return written
 
     def _overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Those that it does not read."""
+        """The tensors that it overwrites without reading them."""
         written: list[torch.Tensor] = []
         if not self.in_place and "out" not in kwargs:
             return written
-        first = args[0] if args else next((kwargs[name] for name in _FIRST if name in kwargs), None)
+        first = args[0] if args else next((kwargs[name] for name in _FIRST_ARGUMENT if name in kwargs), None)
         second = _WRITTEN_TOO.get(self.name)
         also = None if second is None or second >= len(args) else args[second]
         for value in (first if self.in_place else None, also, kwargs.get("out")):
@@ -149,39 +152,39 @@ class Function:
         return written
 
 
-_MAKER = UnfilledFunction()
+_UNFILLED_FUNCTION = UnfilledFunction()
 
 
 def is_buffer_maker(name: str) -> bool:
-    """Whether the result of a function should be read again when it is next seen."""
-    return name in _BUFFERS
+    """Whether the result of a function must be measured again when it is next used."""
+    return name in _BUFFER_MAKERS
 
 
 class Catalogue:
-    """Finds the function behind what torch calls; None for what is not to be recorded."""
+    """Finds the catalogue entry of a function that torch calls; None for a function that is not recorded."""
 
-    def __init__(self, listed: FunctionList | None) -> None:
-        self._listed = listed
+    def __init__(self, function_list: FunctionList | None) -> None:
+        self._function_list = function_list
 
     def find(self, func: Any) -> Function | Collective | FunctionalCollective | UnfilledFunction | None:
         collective = describe(func)
         if collective is not None:
-            wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
+            wanted = self._function_list is None or self._function_list.wants("distributed", collective.name, True)
             return collective if wanted else None
         raw = getattr(func, "__name__", None)
         if raw is None or raw in ("__get__", "__set__", "__delete__"):
             return None
         full = full_name(func)
-        category, name = place(full)
+        category, name = categorise(full)
         if category == "aten":
             return None  # called by hand, or by what a compiler made: the op level sees it
-        if full.startswith("torch.ops.") and full.split(".")[2] in NOT_MATHS:
+        if full.startswith("torch.ops.") and full.split(".")[2] in NOT_COMPUTING:
             return None
         last = name.rpartition(".")[2]
-        by_default = last not in _TELLING and last not in _UNFILLED
-        if by_default if self._listed is None else self._listed.wants(category, name, by_default):
+        by_default = last not in _QUERIES and last not in _UNFILLED
+        if by_default if self._function_list is None else self._function_list.wants(category, name, by_default):
             return Function(short_name(full), full)
-        return _MAKER if last in _UNFILLED else None
+        return _UNFILLED_FUNCTION if last in _UNFILLED else None
 
 
 def full_name(func: Any) -> str:
@@ -189,17 +192,17 @@ def full_name(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"torch.ops.{func}"
     own = getattr(func, "__name__", type(func).__name__)
-    found: str | None = resolve_name(func)
-    if found is None:
-        found = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
-    home, _, name = found.rpartition(".")
-    if name != own and getattr(_HOMES.get(home), own, None) is func:
-        found = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
-    return found.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
+    resolved: str | None = resolve_name(func)
+    if resolved is None:
+        resolved = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
+    home, _, name = resolved.rpartition(".")
+    if name != own and getattr(_NAMESPACES.get(home), own, None) is func:
+        resolved = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
+    return resolved.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
 
 
 def short_name(full: str) -> str:
-    """What stands in a site: `linear`, `add`, `getitem`; for a custom op `mylib.fused`."""
+    """The name in a site: `linear`, `add`, `getitem`; for a custom op `mylib.fused`."""
     if full.startswith("torch.ops."):
         return ".".join(full.split(".")[2:4])
     name = full.rpartition(".")[2]

@@ -1,8 +1,8 @@
 """Which calls are collectives of torch.distributed, which of their tensors may be read, and when.
 
-Used by `functions` and `ops`. A collective fills its outputs in place, without their version counter knowing, and often
-after the call has returned. Waiting for it here could make two ranks wait for each other, so a result that is under way
-is read later, once the program has waited for it, or not at all; the run says which.
+Used by `functions` and `ops`. A collective fills its outputs in place, without changing their version counters, and
+often after the call has returned. Waiting for it here could make two ranks wait for each other, so a pending result is
+read later, once the program has waited for it, or not at all; the run says which.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.observer import NOT_WRITTEN
+from astray.capture.observer import NO_ROW
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
 Tensors = list[tuple[str, torch.Tensor]]
 
-_HOME = "torch.distributed.distributed_c10d"
+_MODULE = "torch.distributed.distributed_c10d"
 
 
 class _Flow(NamedTuple):
@@ -78,44 +78,44 @@ class Collective:
         self._parameters = tuple(inspect.signature(func).parameters)
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        """What this rank gives, and the arguments as JSON, with the ranks of the group in them."""
-        given = self._given(args, kwargs)
+        """The tensors that this rank contributes, and the arguments as JSON, with the ranks of the group."""
+        given = self._by_name(args, kwargs)
         shown = dict(given)
         shown["group"] = _ranks(given.get("group"))
         if "op" in given:
             shown["op"] = getattr(given["op"], "name", None) or str(given["op"])
-        found, skeleton = flat.arguments((), shown)
+        tensors, skeleton = flat.arguments((), shown)
         into = self._flow.into
-        if into is None or not _takes_part(given) or (self._flow.root == "src" and not _is_root(given, "src")):
+        if into is None or not _is_member(given) or (self._flow.root == "src" and not _is_root(given, "src")):
             return [], skeleton
         own = f"kwargs.{into}"
-        return [(path, tensor) for path, tensor in found if path == own or path.startswith(f"{own}.")], skeleton
+        return [(path, tensor) for path, tensor in tensors if path == own or path.startswith(f"{own}.")], skeleton
 
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any = None
     ) -> Tensors:
-        """What this rank gets, once it is there."""
-        given = self._given(args, kwargs)
-        if self._flow.out_of is None or not _takes_part(given):
+        """The tensors that this rank receives, once they have arrived."""
+        given = self._by_name(args, kwargs)
+        if self._flow.out_of is None or not _is_member(given):
             return []
         if self._flow.root == "dst" and not _is_root(given, "dst"):
             return []
         return flat.result(given.get(self._flow.out_of))
 
     def written(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Nothing by the time it returns, as far as can be told: see `PendingCollectives`."""
+        """Empty: when it returns its outputs may not be written yet. See `PendingCollectives`."""
         return []
 
     def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """It reads all of its inputs."""
         return []
 
-    def is_put_off(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it is only queued, to be carried out together with others: there is nothing to wait for yet."""
-        group = self._given(args, kwargs).get("group")
+    def is_coalesced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it is only queued, to run together with others: there is nothing to wait for yet."""
+        group = self._by_name(args, kwargs).get("group")
         return (group if group is not None else dist.group.WORLD) in dist.distributed_c10d._world.pg_coalesce_state
 
-    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._parameters, args, strict=False)) | dict(kwargs)
 
 
@@ -126,7 +126,7 @@ class FunctionalCollective:
     leaves the waiting to the first use, an input of that. `unread` says so, for an operator that this is true of.
     """
 
-    _later = "wait_tensor"
+    _result_from = "wait_tensor"
 
     is_only_view = is_plain = makes_buffers = False
 
@@ -136,13 +136,13 @@ class FunctionalCollective:
         self.type = str(op) if kind == "op" else f"torch.ops.{op}"
         self.name = f"{namespace}.{name}" if kind == "op" else f"functional.{name}"
         self._waits = name == "wait_tensor"
-        self._takes = not self._waits and not name.startswith(("_wrap", "irecv", "batch_p2p"))
+        self._has_inputs = not self._waits and not name.startswith(("_wrap", "irecv", "batch_p2p"))
         gives = not self._waits and not name.startswith(("_wrap", "send", "isend", "barrier"))
-        self.unread = f"it is under way when the operator returns; {self._later} has it" if gives else None
+        self.unread = f"it is under way when the operator returns; {self._result_from} has it" if gives else None
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        found, skeleton = flat.arguments(args, kwargs)
-        return found if self._takes else [], skeleton
+        tensors, skeleton = flat.arguments(args, kwargs)
+        return tensors if self._has_inputs else [], skeleton
 
     def outputs(self, flat: Flattener, _args: tuple[Any, ...], _kwargs: Mapping[str, Any], result: Any) -> Tensors:
         return flat.result(result) if self._waits else []
@@ -152,32 +152,34 @@ class FunctionalCollective:
         return []
 
     def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """What it writes into, now or later, past the version counter."""
+        """The tensors that it writes into, now or later, without changing their version counters."""
         return [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
 
 
 class GroupOperator(FunctionalCollective):
-    """What a function of torch.distributed comes down to, and what DDP calls without one: `c10d.allreduce_`."""
+    """The operator behind a function of torch.distributed, which DDP calls directly: `c10d.allreduce_`."""
 
-    _later = "the function level"
+    _result_from = "the function level"
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         super().__init__(op, "op")
-        # What a buffer holds that is only there to be filled is not known.
-        mute = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
+        # A buffer that is only going to be filled may hold anything.
+        unknown_inputs = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
         arguments = enumerate(op._schema.arguments)
-        self._given = {str(i) for i, one in arguments if not mute and not one.name.startswith("output")}
+        self._by_name = {
+            str(i) for i, argument in arguments if not unknown_inputs and not argument.name.startswith("output")
+        }
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        found, skeleton = flat.arguments(args, kwargs)
-        return [(path, tensor) for path, tensor in found if path.partition(".")[0] in self._given], skeleton
+        tensors, skeleton = flat.arguments(args, kwargs)
+        return [(path, tensor) for path, tensor in tensors if path.partition(".")[0] in self._by_name], skeleton
 
 
 def describe(func: Any) -> Collective | FunctionalCollective | None:
-    """The collective behind a function that a function mode is called for; None for any other function."""
+    """The collective that a function mode is called for; None for any other function."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return FunctionalCollective(func) if _is_functional(func) else None
-    if getattr(func, "__module__", None) != _HOME:
+    if getattr(func, "__module__", None) != _MODULE:
         return None
     flow = _FLOWS.get(getattr(func, "__name__", ""))
     return None if flow is None else Collective(func, flow)
@@ -194,58 +196,58 @@ def _is_functional(op: OpOverload[..., Any] | OpOverloadPacket[..., Any]) -> boo
     return "c10d_functional" in str(op).partition(".")[0]
 
 
-def unseen() -> list[str]:
+def unseen_collectives() -> list[str]:
     """The collectives that this version of torch runs without calling a function mode."""
     if not dist.is_available():
         return []
-    found = {name: getattr(dist, name, None) for name in _FLOWS}
-    return [name for name, func in found.items() if func is not None and not _tells(func)]
+    functions = {name: getattr(dist, name, None) for name in _FLOWS}
+    return [name for name, func in functions.items() if func is not None and not _calls_function_modes(func)]
 
 
-def _tells(func: Callable[..., Any]) -> bool:
+def _calls_function_modes(func: Callable[..., Any]) -> bool:
     names = inspect.unwrap(func).__code__.co_names
     return "has_torch_function" in names or _RENAMED.get(func.__name__) in names
 
 
 class PendingCollectives:
-    """Collectives that have been called and whose outputs are still to be recorded."""
+    """Collectives that have been called and whose outputs have not been recorded yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: list[tuple[OpenCall, Any, Tensors]] = []
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def ended(
+    def returned(
         self, call: OpenCall, collective: Collective, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any],
         result: Any,
     ) -> None:  # fmt: skip
-        """A collective has returned: something to wait for, or anything else when it has waited itself."""
+        """A collective has returned: a `Work` to wait for, or another result when it has waited itself."""
         outputs = collective.outputs(flat, args, kwargs)
         for _, tensor in outputs:
             self._engine.tensors.written(tensor)
-        if call.seq == NOT_WRITTEN or not outputs:
+        if call.seq == NO_ROW or not outputs:
             return
-        if collective.is_put_off(args, kwargs):
+        if collective.is_coalesced(args, kwargs):
             self._engine.missed(f"the output of {call.site.name}", "it is carried out later, together with others")
         elif isinstance(result, dist.Work):
-            with self._changing:
+            with self._lock:
                 self._waiting.append((call, result, outputs))
         else:
             for path, tensor in outputs:
                 self._engine.tensors.observe(call.seq, "output", path, tensor)
 
-    def look(self) -> None:
-        """Records the outputs that are there by now. Called before every function, which could write over them."""
-        with self._changing:
-            known, self._waiting = self._waiting, []
-        for one in known:
-            call, work, outputs = one
+    def poll(self) -> None:
+        """Records the outputs that have arrived. Called before every function, which could overwrite them."""
+        with self._lock:
+            pending, self._waiting = self._waiting, []
+        for entry in pending:
+            call, work, outputs = entry
             try:
                 if not work.is_completed():
-                    self._waiting.append(one)
+                    self._waiting.append(entry)
                     continue
                 for path, tensor in outputs:
                     self._engine.tensors.changed(tensor)
@@ -254,15 +256,15 @@ class PendingCollectives:
                 self._engine.failed(f"the output of {call.site.name}", error)
 
     def finish(self) -> None:
-        """The recording ends: outputs that are not there now are reported as missed."""
-        self.look()
-        with self._changing:
+        """The recording ends: outputs that have not arrived are reported as missed."""
+        self.poll()
+        with self._lock:
             lost, self._waiting = self._waiting, []
         for call, _, _ in lost:
             self._engine.missed(f"the output of {call.site.name}", "it was still under way when the recording ended")
 
 
-def _takes_part(given: Mapping[str, Any]) -> bool:
+def _is_member(given: Mapping[str, Any]) -> bool:
     group = given.get("group")
     return group is not dist.GroupMember.NON_GROUP_MEMBER and dist.get_rank(group) >= 0
 

@@ -1,4 +1,4 @@
-"""Leaves torch's fast paths for inference open, which round otherwise than the slow ones.
+"""Keeps torch on its fast paths for inference, which round differently from the slow ones.
 
 A `TransformerEncoderLayer` in eval mode leaves its fast path when any module inside it has a hook; it, its encoder and
 `MultiheadAttention` also leave theirs when a function mode is on. Recording must not change a bit, so there the hooks
@@ -18,27 +18,27 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.wrappers import chains
-from astray.capture.pytorch.compiled.code import NoWarning, never_compiled
+from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, never_compiled
 
-_CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
+_WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 
 
 class InferenceFastPaths:
-    """Keeps the fast path open for the modules of a recording that have one.
+    """Keeps the modules of a recording that have a fast path on it.
 
-    `put` and `take` put the hooks of a module in place and take them off; `missed` reports what was not seen.
+    `add_hooks` and `remove_hooks` are for the hooks of one module; `missed` reports what was not seen.
     """
 
     def __init__(
         self,
         modes: Modes,
-        put: Callable[[nn.Module], None],
-        take: Callable[[nn.Module], None],
+        add_hooks: Callable[[nn.Module], None],
+        remove_hooks: Callable[[nn.Module], None],
         missed: Callable[[nn.Module], None],
     ) -> None:
         self._modes = modes
-        self._put = put
-        self._take = take
+        self._add_hooks = add_hooks
+        self._remove_hooks = remove_hooks
         self._missed = missed
         self._layers: list[tuple[weakref.ref[nn.Module], bool]] = []  # whether the hooks are in place
         self._handles: list[Any] = []
@@ -47,22 +47,22 @@ class InferenceFastPaths:
         """A module has been attached. Its hooks are in place."""
         if isinstance(module, nn.TransformerEncoderLayer):
             self._layers.append((weakref.ref(module), True))
-        if isinstance(module, _CHOOSY) and not self._handles:
+        if isinstance(module, _WITH_FAST_PATH) and not self._handles:
             self._handles = [
                 register_module_forward_pre_hook(self._before),
                 register_module_forward_hook(self._after, always_call=True),
-                NoWarning(),
+                CompileWarningFilter(),
             ]
 
     def check(self) -> None:
-        """Takes the hooks off layers that are in eval mode now, and puts them back for training."""
+        """Removes the hooks of layers that are in eval mode now, and adds them again for training."""
         for index, (reference, hooked) in enumerate(self._layers):
             layer = reference()
             if layer is None or layer.training == hooked:
                 continue
             self._layers[index] = (reference, layer.training)
             for module in (link for chain in chains(layer) for link in chain.modules):
-                (self._put if layer.training else self._take)(module)
+                (self._add_hooks if layer.training else self._remove_hooks)(module)
             if not layer.training:
                 self._missed(layer)
 
@@ -74,12 +74,12 @@ class InferenceFastPaths:
 
     @never_compiled
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if is_compiling() or not isinstance(module, _CHOOSY):
+        if is_compiling() or not isinstance(module, _WITH_FAST_PATH):
             return
         if not module.training and not torch.is_grad_enabled():
             self._modes.suspend(module)
 
     @never_compiled
     def _after(self, module: nn.Module, _args: Any, _result: Any) -> None:
-        if not is_compiling() and isinstance(module, _CHOOSY):
+        if not is_compiling() and isinstance(module, _WITH_FAST_PATH):
             self._modes.resume(module)

@@ -21,18 +21,18 @@ from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, UnfilledFunction
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, PendingCollectives
 from astray.capture.pytorch.calls.sites import FunctionSites
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import LastNodes, LiveGradients
 from astray.capture.pytorch.tensors import PLAIN
 
 _UNKNOWN, _BACKWARD = object(), object()
 
-_OPENED = (torch.Tensor.__rdiv__, torch.Tensor.__rfloordiv__)
-"""Functions that msprobe looks into: `1 / x` is a reciprocal and a product there."""
+_LOOKED_INTO = (torch.Tensor.__rdiv__, torch.Tensor.__rfloordiv__)
+"""Functions whose inner calls msprobe records: `1 / x` is a reciprocal and a product there."""
 
 
-class _Opened:
-    """A function that is not recorded, but what it calls is."""
+class _LookedInto:
+    """A function that is not recorded itself; the functions that it calls are."""
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self.inner = inner
@@ -45,20 +45,20 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         self,
         engine: Engine,
         gradients: LiveGradients | LastNodes,
-        places: FunctionSites,
+        sites: FunctionSites,
         catalogue: Catalogue,
-        underway: PendingCollectives,
+        pending: PendingCollectives,
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._places = places
+        self._sites = sites
         self._catalogue = catalogue
-        self._underway = underway
-        self._taking = CallCapture(engine, places, gradients)
-        places.sees_functions = True
+        self._pending = pending
+        self._calls = CallCapture(engine, sites, gradients)
+        sites.sees_functions = True
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
-        self._opened = _OPENED if isinstance(gradients, LastNodes) else ()
-        self.attach("__torch_function__", False, self._taking.native, self._known, Function, underway)
+        self._looked_into = _LOOKED_INTO if isinstance(gradients, LastNodes) else ()
+        self.attach("__torch_function__", False, self._calls.native, self._known, Function, pending)
 
     @never_compiled
     def __torch_function__(
@@ -67,12 +67,12 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         """Torch calls a native method instead, unless a compiler traces or watches what runs."""
         if is_compiling():
             return func(*args, **(kwargs or {}))
-        return self._take(func, args, kwargs)
+        return self._dispatch(func, args, kwargs)
 
     def _run(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs a function that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
+        """Runs a function that the native method leaves to Python, or that it does not know yet. `frame` calls it."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
@@ -83,35 +83,37 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
                 function = self._known[func] = self._find(func)
             if function is None:
                 return func(*args, **kwargs)
-            if isinstance(function, _Opened):
+            if isinstance(function, _LookedInto):
                 with self:
                     return function.inner(*args, **kwargs)
             if isinstance(function, UnfilledFunction):
                 result = func(*args, **kwargs)
-                self._taking.made(result, frame)
+                self._calls.allocated(result, frame)
                 return result
-        if self._places.sees_ops and self._places.is_running(func):
+        if self._sites.sees_ops and self._sites.is_running(func):
             return func(*args, **kwargs)
-        if self._underway:
-            self._underway.look()
-        call = self._taking.begin(function, args, kwargs, frame)
+        if self._pending:
+            self._pending.poll()
+        call = self._calls.begin(function, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._taking.abandon(call, error)
+            self._calls.call_raised(call, error)
             raise
-        take = self._take_collective if isinstance(function, Collective) else None
-        outputs = self._taking.end(call, function, args, kwargs, result, take)
+        record_outputs = self._record_collective if isinstance(function, Collective) else None
+        outputs = self._calls.end(call, function, args, kwargs, result, record_outputs)
         if outputs == [] and function.kind == "function":
-            self._known[func] = None  # it tells something about a tensor; not worth recording again
+            self._known[func] = None  # it only queries a tensor; it is not recorded again
         return result
 
     def _find(self, func: Any) -> Any:
         """The entry of a function in the catalogue; None when it is not recorded."""
-        if func in self._opened and hasattr(func, "__wrapped__"):  # else it would call this mode again, without end
-            return _Opened(func.__wrapped__)
+        if func in self._looked_into and hasattr(
+            func, "__wrapped__"
+        ):  # else it would call this mode again, without end
+            return _LookedInto(func.__wrapped__)
         function = self._catalogue.find(func)
         if isinstance(function, FunctionalCollective) and function.unread:
             self._engine.missed(f"the output of {function.type}", function.unread)
@@ -125,10 +127,10 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         with self:
             return torch.autograd.backward(*roots)
 
-    def _take_collective(
+    def _record_collective(
         self, call: OpenCall, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        self._underway.ended(call, collective, self._taking.flat, args, kwargs, result)
+        self._pending.returned(call, collective, self._calls.flat, args, kwargs, result)
 
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
@@ -146,31 +148,31 @@ def backward_roots(
     grad_tensors: Any = None,
     **more: Any,
 ) -> Roots | None:
-    """What to give `torch.autograd.backward` in place of the arguments of one of `BACKWARDS`, to the same effect.
+    """The arguments for `torch.autograd.backward` that have the same effect as those of one of `BACKWARDS`.
 
     `Tensor.backward` is a torch function itself: while it runs, the mode that was called for it is off, and what the
     backward pass calls would not be recorded. Given edges of the graph instead of tensors, torch calls no mode.
 
-    None for arguments that torch itself should accept or refuse.
+    None for arguments that are left to torch to accept or reject.
     """
     if any(other is not None for other in (*others, *more.values())):  # such as `inputs`
         return None
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = next((one for one in (gradients, gradient, grad_tensors) if one is not None), None)
+    given = next((each for each in (gradients, gradient, grad_tensors) if each is not None), None)
     arriving = [None] * len(roots) if given is None else [given] if isinstance(given, torch.Tensor) else list(given)
     with torch._C.DisableTorchFunction():
         if len(arriving) != len(roots) or not all(map(_is_plain_root, roots, arriving)):
             return None
         edges = [get_gradient_edge(root) for root in roots]
         filled = [
-            torch.ones_like(root, memory_format=torch.preserve_format) if one is None else one
-            for root, one in zip(roots, arriving, strict=True)
+            torch.ones_like(root, memory_format=torch.preserve_format) if each is None else each
+            for root, each in zip(roots, arriving, strict=True)
         ]
     return edges, filled, retain_graph, create_graph
 
 
 def _is_plain_root(root: Any, gradient: Any) -> bool:
-    """Whether torch would take it as it is: a result, and one number where no gradient is given."""
+    """Whether torch would accept it: the result of an operation, with one element where no gradient is given."""
     if type(root) not in PLAIN or root.grad_fn is None:
         return False
     if gradient is None:

@@ -1,8 +1,8 @@
-"""Puts the modes that see functions and ops on torch's stacks, and takes them off again.
+"""Pushes the modes that see functions and ops onto torch's stacks, and removes them again.
 
 A mode is on for the thread that started the recording, and on any other thread while a recorded module runs there.
-Modes of others may have come on top in the meantime, and leave by taking off whatever lies on top: so ours go in and
-out at the depth they had at first, with the others left in order.
+Other modes may have been pushed on top in the meantime, and are popped from the top: so ours are inserted and removed
+at their original depth, and the order of the others is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Modes:
         self.switch(was_on)
 
     def switch(self, on: bool) -> None:
-        """On while a step is recorded, off otherwise: a mode that records nothing still costs a call of Python."""
+        """On while a step is recorded, off otherwise: a mode that records nothing still costs a Python call."""
         if on == self._on or threading.get_ident() != self._thread:
             return
         self._on = on
@@ -49,11 +49,11 @@ class Modes:
             if on and isinstance(mode, TorchDispatchMode):
                 mode.__enter__()  # type: ignore[no-untyped-call]
             elif on:
-                _put(mode, self._depth)
+                _insert(mode, self._depth)
             else:
-                _take(mode)
+                _remove(mode)
 
-    def follow(self, call: OpenCall) -> None:
+    def enter_thread(self, call: OpenCall) -> None:
         """A module call starts, perhaps on a thread where no mode is on yet."""
         if not self._modes or not self._on or threading.get_ident() == self._thread:
             return
@@ -62,37 +62,37 @@ class Modes:
             for mode in self._modes:
                 mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def unfollow(self, call: OpenCall) -> None:
+    def leave_thread(self, call: OpenCall) -> None:
         """A module call ends, perhaps the one that put the modes on."""
         if self._modes and getattr(self._local, "call", None) is call:
             self._local.call = None
             for mode in reversed(self._modes):
-                _take(mode)
+                _remove(mode)
 
-    def suspend(self, by: object, *, ops: bool = False) -> None:
-        """Takes the function mode off until the same caller resumes it. Without `ops`, these go on being seen."""
+    def suspend(self, holder: object, *, ops: bool = False) -> None:
+        """Takes the function mode off until `holder` resumes it. With `ops`, the op mode too."""
         suspended = self._local.__dict__.setdefault("suspended", [])
         modes = [mode for mode in self._modes if (ops or isinstance(mode, TorchFunctionMode)) and _is_on(mode)]
-        suspended.append((by, [(mode, _take(mode)) for mode in modes]))
+        suspended.append((holder, [(mode, _remove(mode)) for mode in modes]))
 
-    def resume(self, by: object) -> None:
-        """Ends what `by` has suspended, and what an exception has left suspended inside."""
+    def resume(self, holder: object) -> None:
+        """Ends what `holder` has suspended, and what an exception has left suspended inside."""
         suspended: list[tuple[object, list[tuple[TorchFunctionMode | TorchDispatchMode, int]]]]
         suspended = getattr(self._local, "suspended", [])
-        if not any(holder is by for holder, _ in suspended):
+        if not any(each is holder for each, _ in suspended):
             return
-        holder: object = None
-        while holder is not by:
-            holder, modes = suspended[-1]
+        latest: object = None
+        while latest is not holder:
+            latest, modes = suspended[-1]
             for mode, depth in modes:
                 if self._on and mode in self._modes and not _is_on(mode):  # they may have been switched off meanwhile
-                    _put(mode, depth)
+                    _insert(mode, depth)
             suspended.pop()  # last: what an interrupt leaves undone is done at the next call
 
 
-def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
+def _insert(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
     if isinstance(mode, TorchDispatchMode):
-        _put_dispatch(mode, depth)
+        _insert_dispatch(mode, depth)
         return
     above = []
     while _len_torch_function_stack() > depth:
@@ -102,12 +102,12 @@ def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
         _push_on_torch_function_stack(other)
 
 
-def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
-    """Takes a mode off its stack, wherever it lies there, and gives the depth where it was."""
+def _remove(mode: TorchFunctionMode | TorchDispatchMode) -> int:
+    """Removes a mode from its stack, at any depth, and returns that depth."""
     if not _is_on(mode):
         return _len_torch_function_stack()  # taken off by other code, whose own mode is still there
     if isinstance(mode, TorchDispatchMode):
-        return _take_dispatch(mode)
+        return _remove_dispatch(mode)
     above: list[Any] = []
     while (top := _pop_torch_function_stack()) is not mode:
         above.append(top)
@@ -117,7 +117,7 @@ def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     return depth
 
 
-def _put_dispatch(mode: TorchDispatchMode, depth: int) -> None:
+def _insert_dispatch(mode: TorchDispatchMode, depth: int) -> None:
     above: list[Any] = []
     while (length := torch._C._len_torch_dispatch_stack()) > depth:
         above.append(torch._C._get_dispatch_stack_at(length - 1))
@@ -127,7 +127,7 @@ def _put_dispatch(mode: TorchDispatchMode, depth: int) -> None:
         other.__enter__()
 
 
-def _take_dispatch(mode: TorchDispatchMode) -> int:
+def _remove_dispatch(mode: TorchDispatchMode) -> int:
     above: list[Any] = []
     while (top := torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)) is not mode:
         top.__exit__(None, None, None)

@@ -1,8 +1,8 @@
 """The sites of modules (`Sites`), and of the functions and ops that are called inside them (`FunctionSites`).
 
 `modules` uses the first, the function and op levels the second, also natively. A model may change while it is recorded:
-layers are replaced, wrapped or added. Then names are given anew, as if recording had only started now, and a name keeps
-its site, so that its calls are counted on.
+layers are replaced, wrapped or added. Then names are assigned again, as if recording had just started, and a name keeps
+its site, so that the numbering of its calls continues.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from torch import nn
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity_map import IdentityMap
 from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
-from astray.capture.pytorch.gradients import Origins
+from astray.capture.pytorch.gradients import NodeOrigins
 from astray.errors import RecordError
 from astray.process import WeakRegistry
 from astray.records import Kind
 
 
 class Sites:
-    """The sites of all models of one recording. `left_out` is called with a module that gets no site, and why."""
+    """The sites of all models of one recording. `left_out` is called with a module that gets no site, and the error."""
 
     def __init__(self, left_out: Callable[[Chain, Exception], None]) -> None:
         self._left_out = left_out
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
         self._of: IdentityMap[nn.Module, Site] = IdentityMap()
-        self._holders: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
+        self._modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
         self._by_name: dict[str, Site] = {}
 
     def of(self, module: nn.Module) -> Site | None:
-        """Where calls of `module` are recorded; None when it is in none of the models."""
+        """The site of `module`; None when it is in none of the models."""
         return self._of.get(module)
 
     def named(self, name: str) -> tuple[Site, nn.Module] | None:
         """The site of that name with its module; None when there is none, or no longer."""
-        site, module = self._by_name.get(name), self._holders.get(name)
+        site, module = self._by_name.get(name), self._modules.get(name)
         return None if site is None or module is None else (site, module)
 
     def add(self, root: nn.Module, label: str) -> list[Chain]:
-        """Gives sites to a model. Returns those of its modules that had none."""
+        """Assigns sites to the modules of a model. Returns those that had none."""
         self._roots[label] = weakref.ref(root)
-        return self._settle([(label, chain) for chain in chains(root)])
+        return self._assign([(label, chain) for chain in chains(root)])
 
     def renew(self) -> tuple[list[nn.Module], list[Chain]]:
-        """Goes through all models again. Returns the modules that have left their place, and those that came."""
+        """Walks all models again. Returns the modules that have lost their site, and the chains that got one."""
         now = self._walk()
-        there = {id(module) for _, chain in now for module in chain.modules}
-        left = [module for module in self._of if id(module) not in there]
+        present = {id(module) for _, chain in now for module in chain.modules}
+        removed = [module for module in self._of if id(module) not in present]
         names: dict[int, str] = {}
         for label, chain in now:
             name = names.setdefault(id(chain.inner), site_name(label, chain.name))
             site = self._of.get(chain.inner)
             if site is not None and site.name != name:
-                left += chain.modules
-        for module in left:
+                removed += chain.modules
+        for module in removed:
             site = self._of.pop(module, None)
-            if site is not None and self._holders.get(site.name) is module:
-                del self._holders[site.name]
-        return left, self._settle(now)
+            if site is not None and self._modules.get(site.name) is module:
+                del self._modules[site.name]
+        return removed, self._assign(now)
 
     def chains(self) -> list[Chain]:
         """All modules of all models as they are now."""
@@ -77,9 +77,9 @@ class Sites:
         roots = [(label, reference()) for label, reference in self._roots.items()]
         return [(label, chain) for label, root in roots if root is not None for chain in chains(root, seen)]
 
-    def _settle(self, found: list[tuple[str, Chain]]) -> list[Chain]:
-        settled = []
-        for label, chain in found:
+    def _assign(self, walked: list[tuple[str, Chain]]) -> list[Chain]:
+        assigned = []
+        for label, chain in walked:
             if all(module in self._of for module in chain.modules):
                 continue
             try:
@@ -92,18 +92,18 @@ class Sites:
                 continue
             for module in chain.modules:
                 self._of[module] = site
-            settled.append(chain)
-        return settled
+            assigned.append(chain)
+        return assigned
 
     def _claim(self, name: str, module: nn.Module, label: str) -> Site:
-        if name in self._holders:
+        if name in self._modules:
             raise RecordError(f"Two modules would both be recorded as {name!r}. Give the models other names.")
-        self._holders[name] = module
+        self._modules[name] = module
         site = self._by_name.get(name)
         if site is None:
             site = self._by_name[name] = Site(name, type_name(module), label)
         else:
-            site.type, site.root, site.judge = type_name(module), label, None
+            site.type, site.root, site.decided_by = type_name(module), label, None
         return site
 
 
@@ -127,18 +127,20 @@ class FunctionSites:
     whose forward made the autograd node that is running.
     """
 
-    _all: ClassVar[WeakRegistry[FunctionSites]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
+    _all: ClassVar[WeakRegistry[FunctionSites]] = (
+        WeakRegistry()
+    )  # of all recordings, to find the one whose module is running
 
-    def __init__(self, engine: Engine, origins: Origins) -> None:
+    def __init__(self, engine: Engine, origins: NodeOrigins) -> None:
         self._engine = engine
         self.origins = origins
-        self.outside: dict[CallName, Site] = {}  # of what is called outside of every module
+        self.outside_modules: dict[CallName, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not become two
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an op that a dispatch mode was told of, as it runs where there is none.
+        """Runs an op that a dispatch mode was called for, in the way it runs without one.
 
         It is not recorded as a function too. And `__torch_function__` of tensor classes is off: called from Python an
         op would go through it, which the backward pass, running it natively, has not done. Those classes would see
@@ -158,19 +160,21 @@ class FunctionSites:
         self._local.op = None
         return True
 
-    def _site(self, outer: OpenCall | None, callee: CallName) -> Site:
-        known = self.outside if outer is None else outer.site.inside
+    def _make_site(self, outer: OpenCall | None, callee: CallName) -> Site:
+        known = self.outside_modules if outer is None else outer.site.inner_sites
         site = known.get(callee)
         if site is None:
             module, root = ("", "") if outer is None else (outer.site.module, outer.site.root)
             site = known[callee] = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
-            if outer is not None and outer.site.kind == "optimizer" and not outer.inside:  # no closure of the program's
-                self._engine.in_optimizers.add(site)
+            if (
+                outer is not None and outer.site.kind == "optimizer" and not outer.runs_inner
+            ):  # no closure of the program's
+                self._engine.optimizer_sites.add(site)
         return site
 
-    def _is_elsewhere(self) -> bool:
-        """Whether another recording has a module open here, so that what it does is not ours to record."""
-        return any(other._engine.is_in_a_module for other in self._all if other is not self)
+    def _is_in_other_recording(self) -> bool:
+        """Whether a module of another recording is running on this thread: its calls belong to that recording."""
+        return any(other._engine.is_in_module for other in self._all if other is not self)
 
 
 def is_overriding(kind: type) -> bool:
@@ -182,4 +186,4 @@ def is_overriding(kind: type) -> bool:
 
 def _overrides(given: Iterable[Any]) -> bool:
     """Whether one of these arguments, or of the lists among them, is a tensor of such a class."""
-    return any(_overrides(one) if type(one) in (tuple, list) else is_overriding(type(one)) for one in given)
+    return any(_overrides(arg) if type(arg) in (tuple, list) else is_overriding(type(arg)) for arg in given)

@@ -1,8 +1,7 @@
 """How a function of torch was called: by an operator, or by name with which of its arguments by position.
 
-To a mode `x + 1`, `1 + x` and `x.add(1)` are one function, and a function that is written in Python hands its arguments
-on in its own way. For formats that tell these apart (msprobe's), `Stacks` calls `spelling_of` once for each distinct
-stack.
+For a mode `x + 1`, `1 + x` and `x.add(1)` are one function, and a function written in Python passes its arguments on in
+its own way. For formats that distinguish these (msprobe's), `Stacks` calls `spelling_of` once for each distinct stack.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from astray.records import Spelling
 OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _HANDS_ON: CodeType = handle_torch_function.__code__
 _DISPATCHES = "fn"
-"""What torch.nn.functional calls a function that chooses between two, such as `max_pool2d`."""
+"""The name in torch.nn.functional of a function that dispatches to one of two, such as `max_pool2d`."""
 
 _VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 def spelling_of(frame: FrameType) -> Spelling | None:
-    """How the function was called that torch tells a mode of from this frame; None where that cannot be told."""
+    """How a function was called for which torch calls a mode from this frame; None where that is not known."""
     if frame.f_code is not _HANDS_ON:
         return _of_operator(frame) or _of_name(frame)
     own = frame.f_back
@@ -51,14 +50,14 @@ def _of_operator(frame: FrameType) -> Spelling | None:
 
 
 def _is_reflected(left: Any, right: Any) -> bool | None:
-    """Whether the operand that is not a tensor, if there is one, is the left."""
+    """Whether the operand that is not a tensor, if there is one, is the left one."""
     if right is not UNKNOWN:
         return isinstance(right, torch.Tensor)
     return None if left is UNKNOWN else not isinstance(left, torch.Tensor)
 
 
 def _of_name(frame: FrameType) -> Spelling | None:
-    """Of a function that is not written in Python."""
+    """The spelling of a function that is not written in Python."""
     call = CallInstruction(frame).invocation()
     if call is None:
         return None
@@ -71,7 +70,7 @@ def _of_name(frame: FrameType) -> Spelling | None:
 
 
 def _of_python(frame: FrameType, called: CodeType) -> Spelling | None:
-    """Of a function whose own code is known."""
+    """The spelling of a function written in Python."""
     call = CallInstruction(frame).invocation()
     if call is None or called.co_flags & _VARIABLE or not _is_of(call, called):
         return None
@@ -81,7 +80,7 @@ def _of_python(frame: FrameType, called: CodeType) -> Spelling | None:
 
 
 def _is_of(call: Invocation, called: CodeType) -> bool:
-    """Whether the call is of that code, and not of something in between that calls it in turn, such as `map`."""
+    """Whether the call is of that code, and not of a function in between that calls it, such as `map`."""
     if call.callee is UNKNOWN:
         return call.name.strip("_") == called.co_name.strip("_")
     function = inspect.unwrap(call.callee) if inspect.isfunction(call.callee) else call.callee

@@ -1,7 +1,7 @@
 """Sees through what wraps a module, so that a site is called the same with and without torch.compile, DDP or FSDP.
 
-Used by `modules` when it names sites and when a model changes under it. A wrapper is known by its class, never by the
-name of its child alone: a module of the user's own may well have a child called `module`. `GatheredParameters` follows
+Used by `modules` when it names sites and when a model changes under it. A wrapper is recognised by its class, never by
+the name of its child alone: a module of the user's own may have a child called `module`. `GatheredParameters` follows
 what `fully_shard`, which wraps nothing, does to the parameters of a model.
 """
 
@@ -50,7 +50,7 @@ class Chain(NamedTuple):
 
     @property
     def recorder(self) -> nn.Module:
-        """The one whose calls are recorded: the outermost that is compiled, for what lies in it may not be seen."""
+        """The one whose calls are recorded: the outermost that is compiled, since calls inside it may not be seen."""
         return next(filter(is_compiled, self.modules), self.inner)
 
 
@@ -113,37 +113,39 @@ def site_name(label: str, name: str) -> str:
 
 def raw_names(models: Mapping[str, nn.Module]) -> dict[str, str]:
     """The sites of the modules whose names in torch are others, because something around them is a wrapper."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for label, root in models.items():
         names = {module: name for name, module in root.named_modules()}
         for chain in chains(root):
             site, raw = site_name(label, chain.name), site_name(label, names.get(chain.inner, chain.name))
             if site != raw:
-                found[site] = raw
-    return found
+                changed[site] = raw
+    return changed
 
 
 def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor]]:
-    """What a call of `module` starts from besides its inputs: its own parameters and buffers.
+    """The state that a call of `module` reads besides its inputs: its own parameters and buffers.
 
     For a compiled module also those of everything in it, unless the calls `inside` are seen.
     """
     if not is_compiled(module):
         return _own_state(module, "")
-    found: list[tuple[Role, str, torch.Tensor]] = []
+    tensors: list[tuple[Role, str, torch.Tensor]] = []
     for chain in chains(module):
         for link in chain.modules:
-            found += _own_state(link, f"{chain.name}." if chain.name else "")
+            tensors += _own_state(link, f"{chain.name}." if chain.name else "")
         if inside:
             break
-    return found
+    return tensors
 
 
 def _own_state(module: nn.Module, prefix: str) -> list[tuple[Role, str, torch.Tensor]]:
-    found: list[tuple[Role, str, torch.Tensor]] = []
-    found += [("parameter", prefix + name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
-    found += [("state", prefix + name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-    return found
+    tensors: list[tuple[Role, str, torch.Tensor]] = []
+    tensors += [
+        ("parameter", prefix + name, tensor) for name, tensor in module._parameters.items() if tensor is not None
+    ]
+    tensors += [("state", prefix + name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+    return tensors
 
 
 def can_be_called(module: nn.Module) -> bool:
@@ -152,7 +154,7 @@ def can_be_called(module: nn.Module) -> bool:
 
 
 def forward_of(kind: type[nn.Module]) -> Any:
-    """What a class defines as `forward`. Asked in the ordinary way, that of TorchScript raises."""
+    """The `forward` that a class defines. Read by `getattr`, that of TorchScript raises."""
     return next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
 
 
@@ -162,13 +164,13 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether there is one anywhere in it. A program may have its own idea of what `parameters()` gives."""
+    """Whether it holds any parameter. A program may override `parameters()`, so that is not called."""
     links = (link for chain in chains(module) for link in chain.modules)
     return any(parameter is not None for link in links for parameter in link._parameters.values())
 
 
 def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
-    """Which kind of wrapper a class is, and under which name it holds what it wraps."""
+    """The kind of wrapper that a class is, and the attribute that holds the wrapped module."""
     known = _KINDS.get(kind)
     if known is None:
         bases = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
@@ -183,8 +185,7 @@ _KINDS: IdentityMap[type[nn.Module], tuple[str, str | None]] = IdentityMap()
 class ChildModules:
     """The modules right below one, looking through lists and dicts of modules, which are never called themselves.
 
-    Held as they are, not by their ids: the place of one that is gone may be taken by the next. The module itself is not
-    held, for its hooks hold this.
+    Held themselves, not by their ids, which may be reused. The module itself is not held, since its hooks hold this.
     """
 
     __slots__ = ("_direct", "_lists")
@@ -194,7 +195,7 @@ class ChildModules:
         self._lists = [(parent, tuple(parent._modules.values())) for parent in _lists(module)]
 
     def of(self, module: nn.Module) -> bool:
-        """Whether they still are the children of `module`: none was added, replaced or taken out since."""
+        """Whether they still are the children of `module`: none was added, replaced or removed since."""
         if not same(self._direct, module._modules.values()):
             return False
         return not self._lists or all(same(known, parent._modules.values()) for parent, known in self._lists)
@@ -210,8 +211,8 @@ def _lists(module: nn.Module) -> Iterator[nn.Module]:
 class DoubleCallFilter:
     """Makes one call of what a compiled wrapper and the module in it would both report.
 
-    The module's own hooks sleep while it is compiled. They wake when torch.compile falls back to running it as it is,
-    and when the program calls it past its wrapper.
+    The module's own hooks do not run while it is compiled. They do run when torch.compile falls back to eager
+    execution, and when the program calls the module without its wrapper.
     """
 
     def __init__(
@@ -227,25 +228,25 @@ class DoubleCallFilter:
     def before_wrapper(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._engine.recording:
             self._enter(site, module, args, kwargs, sys._getframe(2))
-            self.opened(site)
+            self.wrapper_entered(site)
 
-    def opened(self, site: Site) -> None:
+    def wrapper_entered(self, site: Site) -> None:
         """The call of a wrapper has just been recorded."""
         call = self._engine.innermost(site)
         if call is not None:
-            call.inside = False
+            call.runs_inner = False
 
     def before_inner(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = self._engine.innermost(site)
-        if call is not None and call.inside is False:
-            call.inside = True  # should it call itself from there, that is a call of its own
+        if call is not None and call.runs_inner is False:
+            call.runs_inner = True  # should it call itself from there, that is a call of its own
         elif self._engine.recording:
             self._enter(site, module, args, kwargs, sys._getframe(2))
 
     def after_inner(self, site: Site, result: Any) -> None:
         call = self._engine.innermost(site)
-        if call is not None and call.inside:
-            call.inside = False
+        if call is not None and call.runs_inner:
+            call.runs_inner = False
         else:
             self._leave(site, result)
 
@@ -267,24 +268,24 @@ class GatheredParameters:
     """Knows which parameters FSDP has gathered, and which of them were filled with other numbers than before.
 
     FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always
-    the same tensor, whose memory it frees and fills again past the version counter.
+    the same tensor, whose memory it frees and fills again without changing its version counter.
 
-    `put_hooks` and `take_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
+    `add_hooks` and `remove_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
     each parameter that was gathered for the first time, or from a shard that has changed since the last time.
     """
 
     def __init__(
         self,
         engine: Engine,
-        put_hooks: Callable[[nn.Module], None],
-        take_hooks: Callable[[nn.Module], None],
+        add_hooks: Callable[[nn.Module], None],
+        remove_hooks: Callable[[nn.Module], None],
         filled: Callable[[GatheredParameter], None],
     ) -> None:
         self._engine = engine
-        self._put_hooks = put_hooks
-        self._take_hooks = take_hooks
+        self._add_hooks = add_hooks
+        self._remove_hooks = remove_hooks
         self._filled = filled
-        self._whole: set[type[nn.Module]] = set()  # classes whose modules are not sharded
+        self._unsharded_types: set[type[nn.Module]] = set()  # classes whose modules are not sharded
         self._met: IdentitySet[nn.Module] = IdentitySet()
         self._sources: dict[int, tuple[weakref.ref[nn.Parameter], Source]] = {}
 
@@ -293,26 +294,26 @@ class GatheredParameters:
         return bool(self._sources)
 
     def source(self, parameter: torch.Tensor) -> Source | None:
-        """What a gathered parameter was made of. Its numbers are the same for as long as this is; None for others."""
+        """The state of the shard that a gathered parameter was made from; None for other parameters."""
         known = self._sources.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else None
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
-        """Whether it is a whole parameter in the place of its shard, which is where its gradient will go."""
+        """Whether it is a whole parameter in place of its shard, which will receive its gradient."""
         return self.source(parameter) is not None
 
     def check(self, module: nn.Module) -> None:
         """A module is called, and FSDP's own hooks have run."""
         kind = type(module)
-        if kind in self._whole:
+        if kind in self._unsharded_types:
             return
         if not is_sharded(module):
-            self._whole.add(kind)  # `fully_shard` gives a module another class
+            self._unsharded_types.add(kind)  # `fully_shard` gives a module another class
             return
         if module not in self._met:
             self._met.add(module)
-            self._take_hooks(module)  # to come after those of FSDP, which changes the result in one
-            self._put_hooks(module)
+            self._remove_hooks(module)  # to come after those of FSDP, which changes the result in one
+            self._add_hooks(module)
         try:
             for gathered in _gathered(module):
                 self._look_at(gathered)
@@ -322,8 +323,8 @@ class GatheredParameters:
     def _look_at(self, gathered: GatheredParameter) -> None:
         shard: Any = gathered.shard
         local = shard._local_tensor
-        # Optimizers write to a shard without any version counter knowing.
-        source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forgotten)
+        # Optimizers write to a shard without changing any version counter.
+        source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forget_count)
         if self.source(gathered.whole) != source:
             self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)
             self._filled(gathered)

@@ -1,9 +1,9 @@
 """The operators that `taps` leaves in compiled graphs: what torch does with them, from tracing to running.
 
-They only have an effect. torch keeps operators with effects, and keeps them in order, but does not allow them in the
-bodies of others (branches, checkpointed or vectorised parts): there they vanish, and the recording says so. Gradients
-are found as in `native/`, here by hooks in Python that run once, while a backward pass is traced: what they compute
-becomes a part of the compiled code.
+They compute nothing and have a side effect. torch keeps operators with effects, and keeps their order, but does not
+allow them in the bodies of higher-order operators (branches, checkpointed or vectorised parts): there they are left
+out, and the recording says so. Gradients are found as in `native/`, but by Python hooks that run once, while a backward
+pass is traced: what they compute becomes a part of the compiled code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd.graph import Node
 
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.torch_code import torch_folder
 
 NO_CALL = -1
@@ -35,24 +35,24 @@ SEPARATOR = ";"
 _OPERATORS = torch_folder("_higher_order_ops")
 _EFFECTS = str(Path(_OPERATORS, "effects.py"))
 _SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
-_WELCOME = ("", _EFFECTS)  # where an operator of ours may stand
+_ALLOWED_AROUND = ("", _EFFECTS)  # where an operator of ours may stand
 
 NamedCall = list[tuple[str, torch.Tensor]]
 
 
 class RecordingHooks(Protocol):
-    """What the operators ask of a recording."""
+    """What the operators call in a recording."""
 
     def enter(self, name: str, inputs: NamedCall) -> None:
         """A call of that site starts."""
 
     def leave(self, name: str, outputs: NamedCall) -> int:
-        """It ends; its gradients will name it by the number that this returns."""
+        """It ends. Returns the number by which its gradients refer to it."""
 
     def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
-        """A gradient has come to that call, or leaves it."""
+        """A gradient arrives at that call, or leaves it."""
 
-    def hide(self, name: str) -> None:
+    def note_hidden(self, name: str) -> None:
         """A call of that site will not be seen."""
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
@@ -60,7 +60,7 @@ class RecordingHooks(Protocol):
 
 
 recordings: weakref.WeakValueDictionary[int, RecordingHooks] = weakref.WeakValueDictionary()
-"""Recordings under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
+"""Running recordings, by the number in the graph. Compiled code may outlive them; then it does nothing."""
 
 
 # -- while autograd is traced, and where there is no graph to trace ----------------------------------------------
@@ -79,8 +79,8 @@ _traced = _Traced()
 @never_compiled
 def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int) -> None:
     around = _operator_around()
-    if around not in _WELCOME:
-        _hide(site, number)
+    if around not in _ALLOWED_AROUND:
+        _note_hidden(site, number)
         return
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.astray.enter(inputs, site, paths, number)
@@ -91,7 +91,7 @@ def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int)
 @never_compiled
 def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int) -> torch.Tensor:
     around = _operator_around()
-    if around not in _WELCOME:
+    if around not in _ALLOWED_AROUND:
         return _no_call()
     with torch._C._AutoDispatchBelowAutograd():
         call: torch.Tensor = torch.ops.astray.leave(outputs, site, paths, number)
@@ -99,8 +99,8 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
         return call
     edges = None
     while _traced.calls and edges is None:  # others were left behind where the graph broke
-        name, of, found = _traced.calls.pop()
-        edges = found if (name, of) == (site, number) else None
+        name, of, entered = _traced.calls.pop()
+        edges = entered if (name, of) == (site, number) else None
     if torch.is_grad_enabled():
         hooked = [(path, tensor) for path, tensor in _named(paths, outputs) if tensor.requires_grad]
         TracedGradients(call, number).watch(edges or TracedEdges([]), hooked)
@@ -108,19 +108,19 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
 
 
 def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The last moment before an operator is given its effect; in a body of another it must not come to that."""
-    if _operator_around() in _WELCOME:
+    """Runs before torch gives an operator its effect; drops it inside the body of a higher-order operator."""
+    if _operator_around() in _ALLOWED_AROUND:
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     if operator.name() == "astray::enter":
-        _hide(args[1], args[3])
+        _note_hidden(args[1], args[3])
     return _no_call() if operator.name() == "astray::leave" else None
 
 
 def _operator_around() -> str:
-    """What this is traced for: empty for an ordinary graph, else the file of the higher-order operator around.
+    """The file of the higher-order operator that is being traced; empty for an ordinary graph.
 
-    `effects` only runs once more what has been traced. All others have bodies (branches, checkpointed parts) in which
-    operators with effects are not allowed. Nor are they in a CUDA graph, which would run them once and never again.
+    `effects` only runs traced code again. All others have bodies (branches, checkpointed parts) in which operators with
+    effects are not allowed. Nor are they in a CUDA graph, which would run them once and never again.
     """
     inductor = sys.modules.get("torch._inductor.config")
     if inductor is not None and inductor.triton.cudagraphs and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -134,10 +134,10 @@ def _operator_around() -> str:
     return ""
 
 
-def _hide(site: str, number: int) -> None:
+def _note_hidden(site: str, number: int) -> None:
     recording = recordings.get(number)
     if recording is not None:
-        recording.guarded(recording.hide, site)
+        recording.guarded(recording.note_hidden, site)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ _defined: list[Any] = []
 
 
 def define() -> None:
-    """Makes the operators known to torch, once in a process. Without a living recording they do nothing."""
+    """Registers the operators with torch, once per process. Without a running recording they do nothing."""
     if _defined:
         return
     library: Any = torch.library.Library("astray", "DEF")  # type: ignore[no-untyped-call]
@@ -213,7 +213,7 @@ def _fake_call(*_: Any) -> torch.Tensor:
 
 
 def _batched_enter(_info: Any, _dims: Any, _inputs: Any, site: str, _paths: str, number: int) -> tuple[None, None]:
-    _hide(site, number)
+    _note_hidden(site, number)
     return None, None
 
 
@@ -236,13 +236,14 @@ Routes = list[tuple[int, str]]
 """Which of a node's gradients belong to which paths."""
 
 _LEAF = 2**64 - 1
-"""The number of the nodes that accumulate into leaves, whenever they were made. Nothing lies behind them."""
+"""The sequence number of nodes that accumulate into leaves, which have no edges."""
 
 
 class TracedEdges:
-    """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place.
+    """The positions of a call's inputs in the autograd graph, read before the call can change them in place.
 
-    A tensor given twice is recorded under its first path. A leaf has no node before it is used: it stands for itself.
+    A tensor given twice is recorded under its first path. A leaf has no node before it is used, so it is identified by
+    itself.
     """
 
     __slots__ = ("born", "inputs", "leaves", "paths")
@@ -266,22 +267,22 @@ class TracedEdges:
         return self.leaves.get(id(tensor)) if node is None else self.paths.get((node, tensor.output_nr))
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, Routes]]:
-        """The nodes born inside the call that send a gradient to an input, with which of their edges do."""
-        found: list[tuple[Node, Routes]] = []
+        """The nodes made inside the call that send a gradient to an input, and by which of their edges."""
+        consumers: list[tuple[Node, Routes]] = []
         visited: set[Node] = set()
-        ahead = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
-        while ahead:
-            node = ahead.pop()
+        queue = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
+        while queue:
+            node = queue.pop()
             if node not in visited:
                 visited.add(node)
-                sends = self._sends(node, ahead)
+                sends = self._sends(node, queue)
                 if sends:
-                    found.append((node, sends))
-        return found
+                    consumers.append((node, sends))
+        return consumers
 
-    def _sends(self, node: Node, beyond: list[Node]) -> Routes:
-        """Which edges of a node born inside the call lead to which inputs. Others born inside are added to `beyond`."""
-        found = []
+    def _sends(self, node: Node, queue: list[Node]) -> Routes:
+        """The edges of a node of the call that lead to inputs. Other nodes of the call are added to `queue`."""
+        sends = []
         for index, edge in enumerate(node.next_functions):
             following = edge[0]
             if following is None:
@@ -292,18 +293,19 @@ class TracedEdges:
                 if number < self.born:  # nodes are numbered as they are made: it was there before the call
                     continue
                 if number != _LEAF:
-                    beyond.append(following)
+                    queue.append(following)
                     continue
                 path = self.leaves.get(id(following.variable)) if self.leaves else None  # type: ignore[attr-defined]
             if path is not None:
-                found.append((index, path))
-        return found
+                sends.append((index, path))
+        return sends
 
 
 class TracedGradients:
     """Puts the operator `gradient` into a traced graph wherever a gradient of one call passes.
 
-    It never holds a node of the graph itself: a node holds its hooks, they hold this, and the cycle would not be freed.
+    It never refers to a node of the graph: a node holds its hooks, they hold this object, and the cycle would never be
+    freed.
     """
 
     def __init__(self, call: torch.Tensor, number: int) -> None:
@@ -315,33 +317,36 @@ class TracedGradients:
 
     def watch(self, edges: TracedEdges, outputs: Tensors) -> None:
         """Puts the hooks in place, at the end of the forward call."""
-        # An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
-        through = {path: same for path, tensor in outputs if (same := edges.path(tensor)) is not None}
+        # An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
+        # recorded as one.
+        passthrough = {path: same for path, tensor in outputs if (same := edges.path(tensor)) is not None}
         if edges.paths or edges.leaves:
             for node, sends in edges.consumers([tensor.grad_fn for _, tensor in outputs]):
-                own = [(index, path) for index, path in sends if path not in through.values()]
+                own = [(index, path) for index, path in sends if path not in passthrough.values()]
                 for _, path in own:
                     self._expected[path] = self._expected.get(path, 0) + 1
                 if own:
                     node.register_hook(partial(self._sent, own))
             self._watch_for_completion(edges)
         for path, tensor in outputs:
-            tensor.register_hook(partial(self._arrive, path, through.get(path)))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self._arrive, path, passthrough.get(path)))  # type: ignore[no-untyped-call]
 
     def _watch_for_completion(self, edges: TracedEdges) -> None:
-        """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
-        places = {path: edge for edge, path in edges.paths.items()}
+        """Of several nodes that send to one input some may never run: the sum is complete when the backward pass
+        reaches the input.
+        """
+        edges_by_path = {path: edge for edge, path in edges.paths.items()}
         for path, count in self._expected.items():
             if count < 2:
                 continue
             tensor, hook = edges.inputs[path], partial(self._complete, path)
             if edges.path(tensor) != path:  # changed in place since; its former self can only be reached by the node
-                places[path][0].register_prehook(hook)
+                edges_by_path[path][0].register_prehook(hook)
             else:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @never_compiled
-    def _arrive(self, path: str, through: str | None, gradient: torch.Tensor | None) -> None:
+    def _arrive(self, path: str, passthrough: str | None, gradient: torch.Tensor | None) -> None:
         """The gradient of an output is complete. `through` is the input that this output is, for an identity."""
         if gradient is None:  # an output that was not used
             return
@@ -351,8 +356,8 @@ class TracedGradients:
             self._arrived.clear()
         self._arrived.add(path)
         self._emit("input", path, gradient)
-        if through is not None:
-            self._emit("output", through, gradient)
+        if passthrough is not None:
+            self._emit("output", passthrough, gradient)
 
     @never_compiled
     def _sent(self, sends: Routes, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:

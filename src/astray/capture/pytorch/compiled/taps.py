@@ -22,8 +22,8 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.observer import NOT_WRITTEN
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.observer import NO_ROW
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, NamedCall, define, recordings
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.torch_code import TORCH
@@ -34,7 +34,7 @@ _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
 class Taps:
     """What the operators call in a recording: `RecordingHooks`.
 
-    `find` gives the site of a name and its module, `state` records what a call of the module starts from.
+    `find` returns the site of a name and its module, `state` records the parameters and buffers of the module.
     """
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
@@ -69,7 +69,7 @@ class Taps:
         ]
 
     def next_step(self) -> None:
-        """Forgets the calls of earlier steps than the one that ends, which may still wait for gradients."""
+        """Forgets calls, except those of the step that ends, which may still wait for gradients."""
         self._calls = {number: call for number, call in self._calls.items() if call.step == self._engine.step}
 
     def remove(self) -> None:
@@ -78,35 +78,35 @@ class Taps:
         self._calls.clear()
 
     def enter(self, name: str, inputs: NamedCall) -> None:
-        engine, found = self._engine, self._find(name)
-        if not engine.recording or found is None:
+        engine, known = self._engine, self._find(name)
+        if not engine.recording or known is None:
             return
         if not self._entered:
             self._entered = True
             why = "the compiler cannot fuse across the operators that show the calls inside, which may change roundings"
             engine.missed("compiled code as it is without astray", why)
-        site, module = found
+        site, module = known
         outer = engine.innermost(site)
-        if outer is not None and outer.inside is False:  # its wrapper's call, which is recorded already
-            outer.inside = True
+        if outer is not None and outer.runs_inner is False:  # its wrapper's call, which is recorded already
+            outer.runs_inner = True
             return
         around = engine.enclosing
         frame = None if around is None else around.frame  # it has none of its own: the graph runs as a whole
         call = engine.enter(site, frame or _caller(), recompute=_in_backward())
-        if call.recorded and call.seq != NOT_WRITTEN:
+        if call.recorded and call.seq != NO_ROW:
             engine.begin(call, None)
             self._observe(call.seq, "input", inputs)
             self._state(site, module, call.seq)
 
     def leave(self, name: str, outputs: NamedCall) -> int:
-        engine, found = self._engine, self._find(name)
-        call = None if found is None else engine.innermost(found[0])
+        engine, known = self._engine, self._find(name)
+        call = None if known is None else engine.innermost(known[0])
         if call is None:
             return NO_CALL
-        if call.inside:
-            call.inside = False
+        if call.runs_inner:
+            call.runs_inner = False
             return NO_CALL
-        if call.recorded and call.seq != NOT_WRITTEN:
+        if call.recorded and call.seq != NO_ROW:
             self._observe(call.seq, "output", outputs)
         engine.leave(call)
         number = next(self._ids)
@@ -120,11 +120,11 @@ class Taps:
 
     def _observe(self, seq: int, role: Any, tensors: NamedCall) -> None:
         for path, tensor in tensors:
-            self._engine.tensors.changed(tensor)  # compiled code uses memory again without telling the version counter
+            self._engine.tensors.changed(tensor)  # compiled code reuses memory without changing the version counter
             self._engine.tensors.observe(seq, role, path, tensor)
 
-    def hide(self, name: str) -> None:
-        """A call is traced where no operator may be left: reported once for each module."""
+    def note_hidden(self, name: str) -> None:
+        """A call is traced where no operator is allowed: reported once for each module."""
         if name not in self._hidden:
             self._hidden.add(name)
             why = (
@@ -135,7 +135,7 @@ class Taps:
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
         """Runs one observation, and keeps its exceptions out of the compiled code."""
-        if not self._engine.belongs_here():
+        if not self._engine.in_own_process:
             return None
         try:
             with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is not part of the program
@@ -146,7 +146,7 @@ class Taps:
 
 
 class _Recorded:
-    """A call that has ended, and the backward of it that is under way."""
+    """A call that has ended, and its current backward."""
 
     __slots__ = ("_call", "_seen", "_seq")
 
@@ -168,7 +168,7 @@ class _Recorded:
 
 
 def _caller() -> FrameType:
-    """The innermost frame of the program's own, which is there until its compiled code has run."""
+    """The innermost frame of the program itself, which exists until its compiled code has run."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_not_the_programs(frame.f_code.co_filename):
         frame = frame.f_back
@@ -187,9 +187,9 @@ def _in_backward() -> bool:
 
 
 class _Tap(TransparentHook):
-    """A hook that does something only while it is traced: in words that dynamo can follow, so the graph stays whole.
+    """A hook that does something only while it is traced, written so that dynamo can trace it without a graph break.
 
-    It asks for the flag of export itself, since dynamo up to 2.11 answers `is_exporting` as if it always were.
+    It reads the export flag itself, since dynamo up to 2.11 evaluates `is_exporting` as always true.
     """
 
     def __init__(self, site: str, number: int) -> None:
@@ -221,7 +221,7 @@ class _TapAfter(_Tap):
 
 
 def _collect(value: Any, path: str, tensors: list[torch.Tensor], paths: list[str]) -> None:
-    """Gives the same paths as `Flattener`, which does more than dynamo can follow."""
+    """Makes the same paths as `Flattener`, which dynamo cannot trace."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         paths.append(path)

@@ -2,6 +2,5 @@
 
 determinism.py   no dropout, the same seed, the same bits
 elsewhere.py     one module, or one function in it, on another device or in another dtype
-round_trip.py    takes the tensors of a call there and back
 perturbation.py  inputs changed by a rounding
 """

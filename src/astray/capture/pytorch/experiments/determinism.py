@@ -1,8 +1,9 @@
 """No dropout, the same seed, the same bits: `without_dropout` and `seed_all` of `astray.experiment`, in torch.
 
-Dropout is turned off without touching the model: a function mode passes every call that drops something on with dropout
-off, as in eval mode. No function is replaced, no module changed, and no random number drawn. The mode is not called
-inside a function that it passes on, so attention and recurrent layers, which drop deep inside, get it by an argument.
+Dropout is turned off without changing the model: a function mode passes dropout calls on with dropout turned off, as in
+eval mode. No function is replaced, no module is changed, and no random number is drawn. The mode is not active inside a
+function that it passes on, so attention and recurrent layers, which apply dropout internally, get it through an
+argument.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class DropoutArgument(NamedTuple):
-    """An argument that turns dropout off: its place, its names (the first is added where it is left out), its value."""
+    """An argument that turns dropout off: its index, its names (the first is added where it is left out), its value."""
 
-    place: int
+    position: int
     names: tuple[str, ...]
     off: float | bool
 
@@ -45,7 +46,7 @@ SWITCHES: dict[str, DropoutArgument] = {
 """By the name of the function, wherever it lives: torch, torch.nn.functional or torch.ops."""
 
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Where the place of the argument depends on whether the sequences are packed."""
+"""Functions where the index of the argument depends on whether the sequences are packed."""
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -65,9 +66,9 @@ class WithoutDropout(TorchFunctionMode):
 def _with(
     switch: DropoutArgument, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    place, names, off = switch
-    if len(args) > place:
-        return (*args[:place], off, *args[place + 1 :]), dict(kwargs)
+    position, names, off = switch
+    if len(args) > position:
+        return (*args[:position], off, *args[position + 1 :]), dict(kwargs)
     name = next((name for name in names if name in kwargs), names[0])
     return args, {**kwargs, name: off}
 
@@ -87,7 +88,7 @@ def seed(number: int) -> None:
 
 
 def make_deterministic() -> None:
-    """Asks torch for the same bits each time the same program runs on the same machine."""
+    """Sets torch to give the same bits each time the same program runs on the same machine."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

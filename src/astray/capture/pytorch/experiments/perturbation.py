@@ -1,14 +1,14 @@
 """Changes the inputs of a program that is being recorded, each element by at most a rounding: the setting `perturb`.
 
-Two things are inputs: floating-point tensors given to an outermost module, and those that a module makes of integers
-alone (an embedding). Global module hooks are called before those on single modules, so the recording's own see what is
-changed here. The program's tensors are never written to: a call gets others in their place.
+Inputs are floating-point tensors given to an outermost module, and those that a module computes from integers alone (an
+embedding). Global module hooks are called before those on single modules, so the recording's own see what is changed
+here. The program's tensors are never written to: a call gets others in their place.
 
-`PerturbedInputs` decides which tensors are changed, `perturbed` changes one: each element x becomes x·(1 + ε),
-x·(1 − ε), or stays. Which of the three is a hash of the seed, the step, the element's place and its own bits. So no
-random number is drawn, every device gives the same, and so does a forward that is computed again for its backward, or
-on another rank. Zeros, ±1, infinities and NaN stay: masks are made of them, and in `(1 - mask) * -1e9` a changed 1
-would become a large number.
+`PerturbedInputs` decides which tensors are changed, `perturbed` changes one: each element x becomes x·(1 + ε), x·(1 −
+ε), or stays. Which of the three is a hash of the seed, the step, the element's place and its own bits. So no random
+number is drawn, and every device gives the same result, as does a forward that is recomputed for its backward, or
+another rank. Zeros, ±1, infinities and NaN stay: masks are made of them, and in `(1 - mask) * -1e9` a changed 1 would
+become a large number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentitySet
 from astray.capture.pytorch.calls.modules import ModuleCapture
-from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
-from astray.capture.pytorch.experiments.round_trip import mapped
-from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed
+from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, is_compiled_graph, never_compiled
+from astray.capture.pytorch.experiments.elsewhere import mapped
+from astray.capture.pytorch.shards import is_distributed, is_pending, waited_for
 from astray.log import logger
 
 NOTHING_CHANGED = "no call was given floating-point tensors that could be changed, or made them of integers"
@@ -51,19 +51,19 @@ class PerturbedInputs:
         self._seed = seed
         self._everything = everything
         self._local = threading.local()
-        self._given: IdentitySet[nn.Module] = IdentitySet()  # whose inputs were changed in this step
+        self._perturbed_modules: IdentitySet[nn.Module] = IdentitySet()  # whose inputs were changed in this step
         self._changed = False  # whether any bit was
         self._handles: list[Any] = [
             register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]
             register_module_forward_hook(self._after, always_call=True),
-            NoWarning(),
+            CompileWarningFilter(),
         ]
 
     def next_step(self) -> None:
-        self._given.clear()
+        self._perturbed_modules.clear()
 
     def remove(self) -> None:
-        """Takes the hooks off, and says so when there was nothing to change."""
+        """Removes the hooks, and reports when there was nothing to change."""
         for handle in self._handles:
             handle.remove()
         if not self._changed:
@@ -103,7 +103,7 @@ class PerturbedInputs:
             return None
 
     def _watches(self, module: nn.Module) -> bool:
-        if _get_tracing_state() is not None or not self._engine.belongs_here():
+        if _get_tracing_state() is not None or not self._engine.in_own_process:
             return False
         return self._everything or self._capture.site(module) is not None
 
@@ -116,27 +116,31 @@ class PerturbedInputs:
         return calls
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        around = self._open[-1] if self._open else None
+        outer = self._open[-1] if self._open else None
         given = [_is_floating(tensor) for tensor in _tensors((args, kwargs))]
-        call = _PerturbedCall(module, any(given) or (around is not None and around.fed), bool(given) and not any(given))
+        call = _PerturbedCall(
+            module, any(given) or (outer is not None and outer.given_floats), bool(given) and not any(given)
+        )
         self._open.append(call)
-        if not any(given) or not self._is_first_to_be_fed(module, around):
+        if not any(given) or not self._is_first_given_floats(module, outer):
             return None
         changes = _Changes(self, call)
         new_args, new_kwargs = mapped(args, changes.of), mapped(kwargs, changes.of)
         if changes:
-            self._given.add(module)
+            self._perturbed_modules.add(module)
             kwargs.update(new_kwargs)
-            self._mark()
+            self._mark_open_calls()
         return new_args if new_args is not args else None
 
-    def _is_first_to_be_fed(self, module: nn.Module, around: _PerturbedCall | None) -> bool:
-        """Whether floating-point tensors come in here: at an outermost call, or inside of calls that were given none,
-        where code outside of every module has made them."""
-        if around is not None:
-            return not around.fed and not around.perturbed
-        # A forward that is computed again for its backward starts somewhere inside, and must get what it got before.
-        return _current_graph_task_id() < 0 or module in self._given
+    def _is_first_given_floats(self, module: nn.Module, outer: _PerturbedCall | None) -> bool:
+        """Whether floating-point tensors enter here: at an outermost call, or inside calls that were given none, when
+        code outside of every module has made them.
+        """
+        if outer is not None:
+            return not outer.given_floats and not outer.perturbed
+        # A forward that is recomputed for its backward starts at an inner module, and must get the same inputs as
+        # before.
+        return _current_graph_task_id() < 0 or module in self._perturbed_modules
 
     def _leave(self, module: nn.Module, result: Any) -> Any:
         call = self._open.pop()
@@ -149,10 +153,10 @@ class PerturbedInputs:
         changed = mapped(result, changes.of)
         if not changes:
             return None
-        self._mark()
+        self._mark_open_calls()
         return changed
 
-    def _mark(self) -> None:
+    def _mark_open_calls(self) -> None:
         for call in self._open:
             call.perturbed = True
 
@@ -160,30 +164,33 @@ class PerturbedInputs:
         """The changed tensor; the same one when it is not an input, or cannot be changed."""
         if not _is_floating(tensor) or isinstance(tensor, nn.Parameter) or not tensor.numel():
             return tensor
-        why = why_not(tensor)
+        why = why_unchanged(tensor)
         if why is not None:
             self._engine.missed("the perturbation of an input", why)
             return tensor
         changed, added = perturbed(tensor, key(self._seed, self._engine.step))
         if not self._changed and not _is_being_captured(tensor):  # this waits for a device, once
-            with torch.no_grad(), aside(tensor):
+            with torch.no_grad(), without_modes(tensor):
                 self._changed = bool((added != 0).any())
         return changed
 
 
 @dataclass(slots=True, eq=False)
 class _PerturbedCall:
-    """A call under way."""
+    """A running call."""
 
     module: nn.Module
-    fed: bool  # it, or one around it, was given floating-point tensors
+    given_floats: bool  # it, or one around it, was given floating-point tensors
     integers_only: bool  # it was given tensors, and all of integers
     perturbed: bool = False  # something inside it was
     copies: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)  # original, copy, its version
 
 
 class _Changes:
-    """The tensors that one walk through arguments or a result has changed. The same tensor in two places stays one."""
+    """The tensors that were changed in one set of arguments or one result.
+
+    The same tensor in two places stays one tensor.
+    """
 
     def __init__(self, inputs: PerturbedInputs, call: _PerturbedCall | None) -> None:
         self._inputs = inputs
@@ -203,23 +210,23 @@ class _Changes:
 
 
 def _write_back(call: _PerturbedCall) -> None:
-    """Copies what the call wrote to its inputs, which were copies of ours, back into the program's tensors."""
+    """Copies what the call wrote to its inputs, which were our copies, back into the program's tensors."""
     for original, copy, version in call.copies:
         if copy._version != version:
             differentiably = torch.is_grad_enabled() and not (original.is_leaf and original.requires_grad)
-            with torch.set_grad_enabled(differentiably), aside(original):
+            with torch.set_grad_enabled(differentiably), without_modes(original):
                 original.copy_(copy)
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(values, note)
-    return found
+    return tensors
 
 
 def _is_floating(tensor: Tensor) -> bool:
@@ -244,7 +251,7 @@ _GOLDEN = 0x9E3779B9  # 2³² over the golden ratio, the usual step between keys
 _MIXERS = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shift and factor of each round of a well-tested hash of 32 bits
 
 
-def why_not(tensor: Tensor) -> str | None:
+def why_unchanged(tensor: Tensor) -> str | None:
     """Why a floating-point tensor cannot be changed; None when it can."""
     if tensor.dtype not in _BITS and tensor.dtype not in _COMPLEX:
         return f"{str(tensor.dtype).removeprefix('torch.')} is too coarse"
@@ -261,42 +268,42 @@ def why_not(tensor: Tensor) -> str | None:
 
 
 def key(seed: int, step: int) -> int:
-    """What is hashed of a step, as a signed number of 32 bits. The same on all ranks."""
+    """The hash key of a step, as a signed 32-bit number. The same on all ranks."""
     return _signed(zlib.crc32(b"%d %d" % (seed, step)))
 
 
-def offset(tensor: Tensor, key: int) -> Tensor:
-    """What to add to a tensor that `why_not` returns None for. The sum is exact, and gradients pass as they are.
+def perturbation(tensor: Tensor, key: int) -> Tensor:
+    """What to add to a tensor that `why_unchanged` returns None for. The sum is exact, and gradients pass as they are.
 
     It is −0.0 where nothing changes: of all numbers the one that leaves even the sign of a zero alone.
     """
     with torch.no_grad():
         if is_distributed(tensor):
-            return _offset_of_shard(tensor, key)
+            return _perturbation_of_shard(tensor, key)
         value = tensor.detach()
         if value.is_complex():
-            real, imaginary = (_offset(part.resolve_neg(), key) for part in (value.real, value.imag))
+            real, imaginary = (_perturbation(part.resolve_neg(), key) for part in (value.real, value.imag))
             return torch.complex(real, imaginary)
-        return _offset(value, key)
+        return _perturbation(value, key)
 
 
-def aside(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Turns every dispatch mode off for what is computed here. Tensors of other classes compute by dispatching."""
+def without_modes(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Turns every dispatch mode off for our own computations. Tensors of other classes compute by dispatching."""
     return _DisableTorchDispatch() if type(tensor) is Tensor else _disable_current_modes()
 
 
 def perturbed(tensor: Tensor, key: int) -> tuple[Tensor, Tensor]:
     """The changed tensor, and what was added."""
-    with aside(tensor):
-        added = offset(tensor, key)
+    with without_modes(tensor):
+        added = perturbation(tensor, key)
         return tensor + added, added
 
 
-def _offset_of_shard(tensor: Any, key: int) -> Tensor:
+def _perturbation_of_shard(tensor: Any, key: int) -> Tensor:
     local = tensor.to_local()
-    local = arrived(local) if is_awaited(local) else local
+    local = waited_for(local) if is_pending(local) else local
     made: Tensor = type(tensor).from_local(
-        _offset(local.detach(), key),
+        _perturbation(local.detach(), key),
         tensor.device_mesh,
         tensor.placements,
         run_check=False,
@@ -306,14 +313,14 @@ def _offset_of_shard(tensor: Any, key: int) -> Tensor:
     return made
 
 
-def _offset(value: Tensor, key: int) -> Tensor:
-    factor = 1 + _drawn(value, key).to(value.dtype) * torch.finfo(value.dtype).eps
+def _perturbation(value: Tensor, key: int) -> Tensor:
+    factor = 1 + _signs(value, key).to(value.dtype) * torch.finfo(value.dtype).eps
     moved = value * factor
     stays = (moved == value) | (value.abs() == 1) | ~moved.isfinite()  # the largest numbers would become infinite
     return torch.where(stays, -0.0, moved - value)  # exact, since the two are so close
 
 
-def _drawn(value: Tensor, key: int) -> Tensor:
+def _signs(value: Tensor, key: int) -> Tensor:
     """−1, 0 or +1 for each element, in 32-bit arithmetic that wraps around."""
     bits = value.view(_BITS[value.dtype])
     if bits.dtype == torch.int64:

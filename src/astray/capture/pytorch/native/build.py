@@ -1,7 +1,7 @@
-"""Builds the part of astray that speaks with torch's C++, for the torch that is installed, and loads it.
+"""Builds the part of astray that is compiled against torch's C++ headers, for the installed torch, and loads it.
 
 It is compiled when something is recorded for the first time, which takes ten seconds, and kept in a cache: a file for
-each version of its sources, torch, Python and flags. `make` does so ahead. Nothing else of astray needs it.
+each version of its sources, torch, Python and flags. `make` builds it in advance. Only recording needs it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Where the compiled module is; it is there when this returns."""
+    """The path of the compiled module, which is built if it does not exist."""
     path = _cache() / f"torch-{_key()}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if path.exists():
         return path
@@ -106,9 +106,9 @@ def _first_errors(said: str) -> str:
 def _compiler() -> list[str]:
     named = os.environ.get("CXX")
     for command in [named] if named else _COMPILERS:
-        found = shlex.split(command)
-        if found and shutil.which(found[0]):
-            return found
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
     looked = f"{named!r}, which CXX names," if named else ", ".join(_COMPILERS)
     raise RecordError(
         f"To record, astray builds a part of itself for torch {torch.__version__}, and finds no C++ compiler: {looked} "
@@ -121,13 +121,22 @@ def _flags() -> list[str]:
     folders = [_TORCH / "include", _TORCH / "include" / "torch" / "csrc" / "api" / "include"]
     folders.append(Path(sysconfig.get_paths()["include"]))
     if sys.platform == "win32":
-        return ["/nologo", "/O2", "/std:c++17", "/EHsc", "/MD", "/LD", "/permissive-", *(f"/I{one}" for one in folders)]
+        return [
+            "/nologo",
+            "/O2",
+            "/std:c++17",
+            "/EHsc",
+            "/MD",
+            "/LD",
+            "/permissive-",
+            *(f"/I{folder}" for folder in folders),
+        ]
     flags = ["-O2", "-std=c++17", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     if sys.platform == "darwin":  # where hidden types of exceptions would not be known to torch
         flags += ["-bundle", "-undefined", "dynamic_lookup"]
     else:
         flags += ["-shared", "-fvisibility=hidden"]
-    return [*flags, *(part for one in folders for part in ("-isystem", str(one)))]
+    return [*flags, *(part for folder in folders for part in ("-isystem", str(folder)))]
 
 
 def _output(path: Path) -> list[str]:
@@ -143,7 +152,7 @@ def _libraries() -> list[str]:
 
 
 def _key() -> str:
-    """What the compiled module depends on, as a word."""
+    """A hash of everything that the compiled module depends on."""
     parts = [torch.__version__, str(torch.version.git_version), sys.version, str(sysconfig.get_config_var("SOABI"))]
     parts += [sysconfig.get_platform(), *_flags()]
     digest = hashlib.sha256("\0".join(parts).encode())
@@ -162,7 +171,7 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time. Where the system has no such lock several may build the same, and the last one counts."""
+    """Holds a lock between processes. Without `fcntl` several may build at once, and the last one counts."""
     try:
         import fcntl
     except ImportError:

@@ -1,8 +1,8 @@
-// The gradients of one forward call, as the backward pass brings them.
+// The gradients of one forward call, recorded as the backward pass computes them.
 //
 // They live as long as the graph, whose hooks hold them, or until the recording stops and they are released. They never
-// hold a node of the graph: a node holds its hooks, they hold this, and the cycle would not be freed. Everything here
-// happens with the interpreter held, which may pass to another thread whenever Python is called.
+// hold a node of the graph: a node holds its hooks, they hold this object, and the cycle would never be freed.
+// Everything here runs with the GIL held, which may pass to another thread whenever Python is called.
 
 #pragma once
 
@@ -19,60 +19,62 @@ namespace astray {
 
 using Tensors = torch::autograd::variable_list;
 
-// What the gradients of all calls have in common.
-class Watched {
+// The base of the gradients of a call: recording, and release when the recording stops.
+class PendingGradients {
 public:
-    Watched(PyObject *engine, PyObject *call) : engine_(Ref::shared(engine)), call_(Ref::shared(call)) { ++living; }
-    Watched(const Watched &) = delete;
-    virtual ~Watched() { --living; }
+    PendingGradients(PyObject *engine, PyObject *call) : engine_(Ref::shared(engine)),
+        call_(Ref::shared(call)) { ++live_count; }
+    PendingGradients(const PendingGradients &) = delete;
+    virtual ~PendingGradients() { --live_count; }
 
     // torch may free a graph on any thread, and after Python has ended.
     template <class Kind, class... Given>
     static std::shared_ptr<Kind> make(Given &&...given) {
         return {new Kind(std::forward<Given>(given)...), [](Kind *self) {
                     if (!Py_IsInitialized()) return;
-                    const WithPython with_python;
+                    const HeldGil gil;
                     delete self;
                 }};
     }
 
-    // Ends it: the recording has stopped, though the graph may live on.
+    // Releases the engine and the call: the recording has stopped, though the graph may live on.
     virtual void release() { engine_ = call_ = Ref(); }
     bool is_released() const { return !engine_; }
 
-    // The step has ended: what still waits for more is recorded as it is.
+    // The step has ended: incomplete sums are recorded as they are.
     virtual void finish_step() {}
 
-    // Does one observation; whatever goes wrong in it stays out of the backward pass.
+    // Runs one observation, and keeps its errors out of the backward pass.
     template <class Action>
-    void guarded(Action action) {
+    void attempt(Action action) {
         if (is_released()) return;
         const Ref engine = engine_, call = call_;  // `action` may end the recording
         Calls &calls = Calls::of(engine);
-        if (calls.paused || !calls.is_here) return;
-        calls.attempt(action, "a gradient of ", Calls::call_in(call).place().name);
+        if (calls.paused || !calls.in_own_process) return;
+        calls.attempt(action, "a gradient of ", Calls::call_in(call).site_data().name);
     }
 
-    static inline std::atomic<long> living{0};
+    static inline std::atomic<long> live_count{0};
 
 protected:
-    // Records a gradient of the call `seq`, which begins with the first of them.
-    void see(std::optional<int64_t> &seq, Role role, PyObject *path, const at::Tensor &gradient) {
+    // Records a gradient of the backward call `seq`, which is opened at the first of them.
+    void record(std::optional<int64_t> &seq, Role role, PyObject *path, const at::Tensor &gradient) {
         if (is_released()) return;
         const Ref engine = engine_;
         Calls &calls = Calls::of(engine);
         if (!seq) seq = calls.backward(Calls::call_in(call_));
-        const OutOfSight out_of_sight;
+        const TorchFunctionOff torch_function_off;
         calls.tensors.observe({*seq, role, path}, gradient);
     }
 
     Ref engine_, call_;
 };
 
-// Of a call that made one node. That runs once in a backward pass, with everything that arrives, and has then computed
-// everything that it sends. What arrives is seen as the node got it, after hooks of the user on the output have changed
-// it. Where the backward pass ends at the output (`torch.autograd.grad` with respect to it), there is no row.
-class NodeGradients : public Watched {
+// The gradients of a call that made one node. The node runs once in a backward pass, with all gradients that arrive,
+// and has then computed all that it sends. Arriving gradients are recorded as the node got them, after the user's hooks
+// on the output have changed them. Where the backward pass ends at the output (`torch.autograd.grad` with respect to
+// it), there is no row.
+class NodeGradients : public PendingGradients {
 public:
     struct Route {
         size_t index;
@@ -80,26 +82,26 @@ public:
     };
 
     NodeGradients(PyObject *engine, PyObject *call, std::vector<Route> arrives, std::vector<Route> sends)
-        : Watched(engine, call), arrives_(std::move(arrives)), sends_(std::move(sends)) {}
+        : PendingGradients(engine, call), arrives_(std::move(arrives)), sends_(std::move(sends)) {}
 
     void ran(const Tensors &computed, const Tensors &arrived) {
-        guarded([&] {
+        attempt([&] {
             std::optional<int64_t> seq;
-            for (const Route &route : arrives_) see_route(seq, Role::input, route, arrived);
-            for (const Route &route : sends_) see_route(seq, Role::output, route, computed);
+            for (const Route &route : arrives_) record_route(seq, Role::input, route, arrived);
+            for (const Route &route : sends_) record_route(seq, Role::output, route, computed);
         });
     }
 
 private:
-    void see_route(std::optional<int64_t> &seq, Role role, const Route &route, const Tensors &gradients) {
+    void record_route(std::optional<int64_t> &seq, Role role, const Route &route, const Tensors &gradients) {
         if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that was not used
-            see(seq, role, route.path, gradients[route.index]);
+            record(seq, role, route.path, gradients[route.index]);
     }
 
     const std::vector<Route> arrives_, sends_;
 };
 
-// Whether a tensor can be added up without asking code of the program's or another process.
+// Whether a tensor can be added without running code of the program or communicating with another process.
 inline bool is_plain(const at::Tensor &tensor) {
     using c10::DispatchKey;
     const auto keys = tensor.unsafeGetTensorImpl()->key_set();
@@ -107,22 +109,23 @@ inline bool is_plain(const at::Tensor &tensor) {
            !keys.has(DispatchKey::FuncTorchBatched) && !keys.has(DispatchKey::FuncTorchGradWrapper);
 }
 
-// The sum of two gradients, out of sight of every mode; undefined when that would take communication.
+// The sum of two gradients, with every mode off; undefined when it would take communication.
 inline at::Tensor add_up(const at::Tensor &one, const at::Tensor &other) {
     if (is_plain(one) && is_plain(other)) {
-        const WithoutPython without_python;
+        const ReleasedGil no_gil;
         const torch::autograd::AutoGradMode without_gradients(false);
         const torch::DisableTorchDispatch without_modes;
         return one.add(other);
     }
-    const OutOfSight out_of_sight;
+    const TorchFunctionOff torch_function_off;
     const Ref first = Ref::made(THPVariable_Wrap(one)), second = Ref::made(THPVariable_Wrap(other));
-    const Ref sum = call(helpers->add_up, first.get(), second.get());
+    const Ref sum = call(callbacks->add_up, first.get(), second.get());
     return sum.get() == Py_None ? at::Tensor() : THPVariable_Unpack(sum.get());
 }
 
-// Of any other call: what arrives is seen at its outputs, what it sends at those of its nodes that lead to an input.
-class CallGradients : public Watched {
+// The gradients of any other call: arriving ones are seen at its outputs, sent ones at those of its nodes that lead to
+// an input.
+class CallGradients : public PendingGradients {
 public:
     // An input that gradients are sent to.
     struct Target {
@@ -132,13 +135,13 @@ public:
         at::Tensor total{};
     };
     struct Output {
-        Ref path, through;  // `through` is the path of the input that this output is, if it is one
+        Ref path, passthrough;  // `passthrough` is the path of the input that this output is, if it is one
         bool arrived = false;
     };
 
-    CallGradients(PyObject *engine, PyObject *call) : Watched(engine, call) {}
+    CallGradients(PyObject *engine, PyObject *call) : PendingGradients(engine, call) {}
 
-    // Which target an input is; added when it is none yet.
+    // The index of an input's target, which is added if there is none yet.
     size_t target_of(size_t input, const Ref &path) {
         for (size_t i = 0; i < targets.size(); ++i)
             if (targets[i].input == input) return i;
@@ -148,21 +151,21 @@ public:
 
     // The gradient of an output is complete.
     void arrived(size_t index, const at::Tensor &gradient) {
-        guarded([&] {
+        attempt([&] {
             Output &output = outputs[index];
             if (output.arrived) finish();  // a second backward through the same graph
             output.arrived = true;
-            see(seq_, Role::input, output.path, gradient);
-            if (output.through) see(seq_, Role::output, output.through, gradient);
+            record(seq_, Role::input, output.path, gradient);
+            if (output.passthrough) record(seq_, Role::output, output.passthrough, gradient);
         });
     }
 
     // One of the call's nodes has computed what it sends to an input.
     void sent(size_t index, const at::Tensor &gradient) {
-        guarded([&] {
+        attempt([&] {
             Target &target = targets[index];
             if (target.expected == 1) {
-                see(seq_, Role::output, target.path, gradient);
+                record(seq_, Role::output, target.path, gradient);
                 return;
             }
             if (++target.terms == 1)
@@ -173,21 +176,21 @@ public:
         });
     }
 
-    // Nothing more will be sent to this input: the backward pass has come to where it came from.
+    // Nothing more will be sent to this input: the backward pass has reached the node that made it.
     void complete(size_t index) {
-        guarded([&] { complete_one(targets[index]); });
+        attempt([&] { complete_one(targets[index]); });
     }
 
     void finish_step() override {
         for (const Target &target : targets)
             if (target.terms) {
-                guarded([&] { finish(); });
+                attempt([&] { finish(); });
                 return;
             }
     }
 
     void release() override {
-        Watched::release();
+        PendingGradients::release();
         seq_.reset();
         for (Target &target : targets) target.total = at::Tensor();
     }
@@ -201,23 +204,24 @@ private:
         const at::Tensor total = std::exchange(target.total, at::Tensor());
         target.terms = 0;
         if (total.defined()) {
-            see(seq_, Role::output, target.path, total);
+            record(seq_, Role::output, target.path, total);
             return;
         }
         const Ref why = Ref::made(PyUnicode_FromString(
             "its parts are distributed in different ways, and to add them takes communication"));
-        const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends", Calls::call_in(call_).place().name.get()));
+        const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends",
+                                                        Calls::call_in(call_).site_data().name.get()));
         call_method(Ref(engine_), names->missed, what.get(), why.get());
     }
 
-    // Ends this pass through the graph.
+    // Ends this pass through the graph, and records incomplete sums.
     void finish() {
         for (Target &target : targets) complete_one(target);
         seq_.reset();
         for (Output &output : outputs) output.arrived = false;
     }
 
-    std::optional<int64_t> seq_;  // of the backward that is under way
+    std::optional<int64_t> seq_;  // of the current backward
 };
 
 }  // namespace astray

@@ -1,6 +1,6 @@
-// Numbers the calls of a running program and writes their rows: what every call goes through. `Engine` is made of it.
+// Numbers the calls of a running program and writes their rows; the native base class of `Engine`.
 //
-// The GIL is held throughout and given up only where Python is called, so no lock is needed to number a call.
+// The GIL is held throughout and released only where Python is called, so no lock is needed to number a call.
 
 #pragma once
 
@@ -12,12 +12,12 @@
 #include "recording.h"
 #include "sites.h"
 #include "stacks.h"
-#include "taker.h"
+#include "observer_bindings.h"
 
 namespace astray {
 
 // Whether a backward pass runs on this thread.
-inline bool is_passing() { return torch::autograd::get_current_graph_task_id() >= 0; }
+inline bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 
 // A set of phases.
 struct Phases {
@@ -40,22 +40,25 @@ inline void read_object(PyObject *given, Phases &phases) {
 
 class Calls {
 public:
-    Ref writer, walk, lane, selection, scope;
-    Ref micros;   // of the last outermost forward call of each root: a dict
-    Ref passing;  // of the call through which the backward pass came last: a dict
-    Ref called;   // the modules in which something was recorded in this step: a set
-    Observing tensors;
+    Ref writer, stack_walk, lane, selection, scope;
+    Ref micros;   // the micro step of the last outermost forward call, by root: a dict
+    Ref backward_micro;  // the micro step of the call whose backward ran last, by root: a dict
+    Ref called_modules;   // the modules in which something was recorded in this step: a set
+    ObserverHandle tensors;
     int64_t step = 0, latest_micro = 0;
     Phases phases;
     // `recording` is false whenever a hook should cost nothing; `listening` stays true when only gradients and updates
-    // are still taken. `is_here` is false in a forked child, such as a DataLoader's worker, which must not record.
-    bool recording = false, listening = false, is_here = true, forward_ended = false, by_module = false, paused = false;
-    // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between steps.
+    // are still taken. `in_own_process` is false in a forked child, such as a DataLoader's worker, which must not
+    // record.
+    bool recording = false, listening = false, in_own_process = true, forward_ended = false, by_module = false,
+        paused = false;
+    // Whether gradients of calls are read, or only those of parameters. It may change between steps.
     bool reads_call_gradients = true;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&writer, &walk, &selection, &scope, &micros, &passing, &called}) visit(*one);
+        for (Ref *one : {&writer, &stack_walk, &selection, &scope, &micros, &backward_micro,
+                         &called_modules}) visit(*one);
         tensors.each(visit);
         for (auto &[_, calls] : open_)
             for (Ref &call : calls) visit(call);
@@ -84,8 +87,8 @@ public:
 
     // A call starts. `frame` is the innermost frame of the call that the stack should start from.
     //
-    // What is inside it knows of it from now on. Its own row is written by `begin`, if it is `recorded`. `micro` is for when
-    // the caller knows the micro step better than the calls around. Without `row` it only encloses other calls.
+    // Calls inside it refer to it from now on. Its own row is written by `begin`, if it is `recorded`. `micro`
+    // overrides the micro step of the enclosing calls. Without `row` it only encloses other calls.
     Ref enter(PyObject *site, PyObject *frame, Phase phase = Phase::forward, bool recompute = false,
               std::optional<int64_t> micro = {}, bool row = true) {
         Ref outer;
@@ -116,7 +119,7 @@ public:
         row.micro = static_cast<int32_t>(call.micro), row.call = static_cast<int32_t>(call.number);
         row.parent = call.parent.value_or(-1), row.stack = call.stack.value_or(-1);
         row.recompute = call.recompute;
-        write(row, call.place(), call.phase, args);
+        write(row, call.site_data(), call.phase, args);
     }
 
     // A call ends; calls inside it that an exception left open end with it.
@@ -125,54 +128,56 @@ public:
         const Ref held = Ref::shared(call);
         if (!calls.empty() && calls.back().get() == call) {
             drop_last(calls);
-            // What it still refers to never refers back to it, so the garbage collector need not look at it. A thousand
+            // Nothing that it still refers to refers back to it, so the garbage collector need not track it. A thousand
             // of them live from a forward to its backward.
-            if (!call_in(call).adapter && PyObject_GC_IsTracked(call)) PyObject_GC_UnTrack(call);
+            if (!call_in(call).input_edges && PyObject_GC_IsTracked(call)) PyObject_GC_UnTrack(call);
         } else if (std::any_of(calls.begin(), calls.end(), [&](const Ref &one) { return one.get() == call; })) {
             while (!calls.empty() && calls.back().get() != call) drop_last(calls);
             if (!calls.empty()) drop_last(calls);
         }
-        if (scope) call_method(scope, names->left, call_in(call).place().name.get());
+        if (scope) call_method(scope, names->left, call_in(call).site_data().name.get());
     }
 
-    // The same whether or not an error is set. An error in here is reported, and goes on only where it is the program's.
+    // The same when an error may be set, which is kept. An error in here is reported, and raised only if it is the
+    // program's.
     void leave_anyhow(PyObject *call) {
         SavedError before;
-        attempt([&] { leave(call); }, "the end of ", call_in(call).place().name);
+        attempt([&] { leave(call); }, "the end of ", call_in(call).site_data().name);
         before.restore();
     }
 
     // Whether the gradients that come to a forward call should be seen, where gradients are on.
     //
-    // If none are read, only an outermost call's: what checkpointing runs again inside that, and what parameters are given,
-    // belongs to the micro step of the one through which the backward pass came last.
+    // If none are read, only those of outermost calls: recomputations by checkpointing and gradients of parameters
+    // belong to the micro step of the outermost call whose backward ran last.
     bool follows_gradients(const OpenCall &call) const {
         return !call.parent || (phases.has(Phase::backward) && reads_call_gradients);
     }
 
     // The backward of a forward call starts: its number.
     int64_t backward(const OpenCall &forward) {
-        check(PyDict_SetItem(passing, forward.place().root, to_object(forward.micro)));
+        check(PyDict_SetItem(backward_micro, forward.site_data().root, to_object(forward.micro)));
         if (!phases.has(Phase::backward) || !reads_call_gradients) return -1;
         CallRow row{};
         row.seq = next_seq(), row.step = forward.step;
         row.micro = static_cast<int32_t>(forward.micro), row.call = static_cast<int32_t>(forward.number);
         row.parent = forward.has_row() ? forward.seq : -1, row.stack = forward.stack.value_or(-1);
         row.recompute = forward.recompute;
-        write(row, forward.place(), Phase::backward, Py_None);
+        write(row, forward.site_data(), Phase::backward, Py_None);
         return row.seq;
     }
 
-    // Something happened that is not a call of a function, such as a parameter receiving its gradient: its number.
+    // An event that is not a call of a function, such as a parameter receiving its gradient. Returns its number.
     //
     // An update belongs to the whole step and to none of its micro steps: another program may have more or fewer.
-    int64_t event(PyObject *place, Phase phase, std::optional<int64_t> parent = {}, std::optional<int64_t> stack = {},
+    int64_t event(PyObject *site_object, Phase phase, std::optional<int64_t> parent = {},
+                  std::optional<int64_t> stack = {},
                   PyObject *args = Py_None) {
-        Site &site = Object<Site>::in(place);
+        Site &site = Object<Site>::in(site_object);
         const int64_t micro = phase == Phase::update ? 0 : micro_of_event(site);
         CallRow row{};
         row.call = static_cast<int32_t>(next_number(site, micro, false, phase));
-        if (!phases.has(phase) || !wants(place) || belongs_to_what_was_left_out(site)) return -1;
+        if (!phases.has(phase) || !wants(site_object) || belongs_to_excluded_module(site)) return -1;
         row.seq = next_seq(), row.step = step, row.micro = static_cast<int32_t>(micro);
         row.parent = parent.value_or(-1), row.stack = stack.value_or(-1);
         write(row, site, phase, args);
@@ -180,14 +185,15 @@ public:
     }
 
     // Whether the settings ask for a site, which Python decides once for each.
-    bool wants(PyObject *place) {
-        Site &site = Object<Site>::in(place);
-        if (site.judge.get() == selection.get()) return site.wanted;
-        return is_true(call_method(self(), names->wants, place));
+    bool wants(PyObject *site_object) {
+        Site &site = Object<Site>::in(site_object);
+        if (site.decided_by.get() == selection.get()) return site.wanted;
+        return is_true(call_method(self(), names->wants, site_object));
     }
 
-    // Does something; an error is reported to the engine and stays out of the program, unless it is the program's own:
-    // an interrupt, or what one of its signal handlers raised, which the engine knows. False after an error.
+    // Runs `work`; an error is reported to the engine and kept out of the program, unless it is the program's own: an
+    // interrupt, or an exception of one of its signal handlers, which the engine recognises. Returns false after an
+    // error.
     template <class Work>
     bool attempt(Work work, const char *doing, PyObject *of) {
         try {
@@ -195,13 +201,13 @@ public:
             return true;
         } catch (...) {
             set_error();
-            tell_error(doing, of);
+            report_error(doing, of);
             return false;
         }
     }
 
-    // Tells the engine of the error that is set, which is not set any more then.
-    void tell_error(const char *doing, PyObject *of) {
+    // Reports the error that is set to the engine, and clears it.
+    void report_error(const char *doing, PyObject *of) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
         const Ref error = SavedError().exception();
         call_method(self(), names->failed, Ref::made(PyUnicode_FromFormat("%s%S", doing, of)).get(), error.get());
@@ -210,8 +216,9 @@ public:
     PyObject *self() { return Object<Calls>::around(*this); }
 
     void use(PyObject *given, PyObject *walked) {
-        writer = Ref::shared(given), walk = Ref::shared(walked);
-        micros = Ref::made(PyDict_New()), passing = Ref::made(PyDict_New()), called = Ref::made(PySet_New(nullptr));
+        writer = Ref::shared(given), stack_walk = Ref::shared(walked);
+        micros = Ref::made(PyDict_New()), backward_micro = Ref::made(PyDict_New()),
+            called_modules = Ref::made(PySet_New(nullptr));
         const Ref lanes = attribute(writer, names->lanes);
         PyObject *calls, *others;
         if (lanes.get() == Py_None) return;
@@ -222,20 +229,20 @@ public:
     }
 
 private:
-    // Takes the last open call off: it no longer holds its frame, which holds everything its function does.
+    // Removes the last open call, and its reference to its frame, which holds all locals of its function.
     static void drop_last(std::vector<Ref> &calls) {
         const Ref last = std::move(calls.back());
         calls.pop_back();
         const Ref frame = std::move(call_in(last).frame);
     }
 
-    // The stack of a call, and the open call around it, after those that are not on this stack are taken off.
+    // The stack of a call, and the enclosing open call, after removing open calls that are not on this stack.
     int64_t stack_of(PyObject *frame, Ref &outer) {
-        StackWalk &stacks = Object<StackWalk>::in(walk);
+        StackWalk &stacks = Object<StackWalk>::in(stack_walk);
         while ((outer = enclosing())) {  // the last may be one that was interrupted
             const OpenCall &around = call_in(outer);
             const int64_t stack = stacks.capture(frame, around.frame, around.stack);
-            if (stack != StackWalk::kNotThere) return stack;
+            if (stack != StackWalk::kOuterNotFound) return stack;
             auto &calls = open();
             if (!calls.empty() && calls.back().get() == outer.get()) drop_last(calls);
         }
@@ -243,13 +250,13 @@ private:
     }
 
     int64_t micro_of(const Site &site, const OpenCall *outer, bool recompute) {
-        if (outer && (!site.is_module || outer->place().is_module)) return outer->micro;
+        if (outer && (!site.is_module || outer->site_data().is_module)) return outer->micro;
         if (!site.is_module) return latest_micro;
         return integer(call_method(self(), names->outermost, site.root.get(), to_object(recompute).get()));
     }
 
     int64_t micro_of_event(const Site &site) const {
-        for (const Ref &known : {passing, micros}) {
+        for (const Ref &known : {backward_micro, micros}) {
             PyObject *micro = PyDict_GetItemWithError(known, site.root);
             if (micro) return integer(micro);
             if (PyErr_Occurred()) throw PythonError();
@@ -257,14 +264,15 @@ private:
         return 0;
     }
 
-    bool belongs_to_what_was_left_out(const Site &site) const {
+    bool belongs_to_excluded_module(const Site &site) const {
         if (!by_module && !forward_ended) return false;
         const bool of_parameter = is_text(site.kind, "parameter") || is_text(site.kind, "optimizer");
         if (!of_parameter || PyUnicode_Compare(site.module, site.name) == 0) return false;
-        return !check(PySet_Contains(called, site.module));
+        return !check(PySet_Contains(called_modules, site.module));
     }
 
-    Ref open_call(PyObject *site, Phase phase, int64_t micro, std::optional<int64_t> parent, std::optional<int64_t> stack) {
+    Ref open_call(PyObject *site, Phase phase, int64_t micro, std::optional<int64_t> parent,
+                  std::optional<int64_t> stack) {
         Ref made = Object<OpenCall>::make();
         OpenCall &call = call_in(made);
         call.site = Ref::shared(site);
@@ -286,7 +294,7 @@ private:
 
     // Decides whether a call is recorded, and numbers it: among those of its site, recorded or not.
     void admit(OpenCall &call) {
-        Site &site = call.place();
+        Site &site = call.site_data();
         call.number = next_number(site, call.micro, call.recompute, call.phase);
         if (scope || !recording) {  // seldom: Python answers whether it is in scope, and follows
             PyObject *object = Object<OpenCall>::around(call);
@@ -294,7 +302,7 @@ private:
         }
         if (!wants(call.site)) return;
         call.recorded = true;
-        check(PySet_Add(called, site.module));
+        check(PySet_Add(called_modules, site.module));
         if (phases.has(call.phase)) call.seq = next_seq(), call.anchor = call.seq;
     }
 
@@ -302,7 +310,8 @@ private:
         if (!appending_) {
             const auto or_none = [](int64_t number) { return number < 0 ? none() : to_object(number); };
             const Ref tuple = Ref::made(Py_BuildValue(
-                "LLiOOOiOOOOO", static_cast<long long>(row.seq), static_cast<long long>(row.step), row.micro, site.kind.get(),
+                "LLiOOOiOOOOO", static_cast<long long>(row.seq), static_cast<long long>(row.step), row.micro,
+                    site.kind.get(),
                 site.name.get(), site.type.get(), row.call, name_of(phase), or_none(row.parent).get(),
                 or_none(row.stack).get(), args, row.recompute ? Py_True : Py_False));
             call_method(writer, names->call_row, tuple.get());
@@ -317,7 +326,7 @@ private:
         if (count >= batch_) call_method(writer, names->crowded, lane.get());
     }
 
-    const Appending *appending_ = nullptr;  // how rows get into the lane; nullptr when the writer takes each
+    const Appending *appending_ = nullptr;  // appends rows to the lane; nullptr when the writer takes each row
     Py_ssize_t batch_ = 0;
     int64_t seq_ = 0;
     std::unordered_map<std::string, std::shared_ptr<Numbers>> numbers_;  // by the names of sites
@@ -332,9 +341,9 @@ namespace calls {
 
 inline int init(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
-        PyObject *writer, *walk;
-        if (!PyArg_ParseTuple(args, "OO!:Calls", &writer, Object<StackWalk>::type, &walk)) throw PythonError();
-        Calls::of(self).use(writer, walk);
+        PyObject *writer, *stack_walk;
+        if (!PyArg_ParseTuple(args, "OO!:Calls", &writer, Object<StackWalk>::type, &stack_walk)) throw PythonError();
+        Calls::of(self).use(writer, stack_walk);
     });
 }
 
@@ -343,7 +352,8 @@ inline PyObject *enter(PyObject *self, PyObject *args, PyObject *kwargs) {
         static const char *names[] = {"site", "frame", "phase", "recompute", "micro", "row", nullptr};
         PyObject *site, *frame, *phase = name_of(Phase::forward), *micro = Py_None;
         int recompute = 0, row = 1;
-        if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|$OpOp:enter", const_cast<char **>(names), Object<Site>::type,
+        if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|$OpOp:enter", const_cast<char **>(names),
+                                         Object<Site>::type,
                                          &site, &frame, &phase, &recompute, &micro, &row))
             throw PythonError();
         std::optional<int64_t> known;
@@ -385,7 +395,8 @@ inline PyObject *event(PyObject *self, PyObject *given, PyObject *kwargs) {
     return to_python([&] {
         static const char *names[] = {"site", "phase", "parent", "stack", "args", nullptr};
         PyObject *site, *phase, *parent = Py_None, *stack = Py_None, *args = Py_None;
-        if (!PyArg_ParseTupleAndKeywords(given, kwargs, "O!O|O$OO:event", const_cast<char **>(names), Object<Site>::type,
+        if (!PyArg_ParseTupleAndKeywords(given, kwargs, "O!O|O$OO:event", const_cast<char **>(names),
+                                         Object<Site>::type,
                                          &site, &phase, &parent, &stack, &args))
             throw PythonError();
         std::optional<int64_t> around, id;
@@ -405,8 +416,8 @@ inline PyObject *open_calls(PyObject *self, PyObject *) {
     });
 }
 
-inline PyObject *observe_by(PyObject *self, PyObject *taker) {
-    Calls::of(self).tensors.use(taker);
+inline PyObject *set_observer(PyObject *self, PyObject *observer) {
+    Calls::of(self).tensors.use(observer);
     return none().release();
 }
 
@@ -427,15 +438,15 @@ inline void add_calls(PyObject *module) {
         {"event", with_names(calls::event), METH_VARARGS | METH_KEYWORDS, nullptr},
         {"_next_seq", calls::next_seq, METH_NOARGS, nullptr},
         {"_open_calls", calls::open_calls, METH_NOARGS, nullptr},
-        {"_observe_by", calls::observe_by, METH_O, nullptr},
+        {"_set_observer", calls::set_observer, METH_O, nullptr},
         {},
     };
     static PyGetSetDef attributes[] = {
         {"enclosing", calls::enclosing, nullptr, "The innermost open call, on this thread.", nullptr},
         member_of<Calls, &Calls::writer>("_writer"),
         member_of<Calls, &Calls::micros>("_micro"),
-        member_of<Calls, &Calls::passing>("_passing"),
-        member_of<Calls, &Calls::called>("_called"),
+        member_of<Calls, &Calls::backward_micro>("_backward_micro"),
+        member_of<Calls, &Calls::called_modules>("_called_modules"),
         member_of<Calls, &Calls::selection>("_selection"),
         member_of<Calls, &Calls::scope>("_scope"),
         member_of<Calls, &Calls::phases>("_phases"),
@@ -445,13 +456,14 @@ inline void add_calls(PyObject *module) {
         member_of<Calls, &Calls::latest_micro>("latest_micro"),
         member_of<Calls, &Calls::recording>("recording"),
         member_of<Calls, &Calls::listening>("listening"),
-        member_of<Calls, &Calls::is_here>("is_here"),
+        member_of<Calls, &Calls::in_own_process>("in_own_process"),
         member_of<Calls, &Calls::paused>("paused"),
         member_of<Calls, &Calls::reads_call_gradients>("reads_call_gradients"),
         {},
     };
     Object<Calls>::add_to(module, "astray.capture.pytorch._torch.Calls",
-                          {slot(Py_tp_init, calls::init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
+                          {slot(Py_tp_init, calls::init), slot(Py_tp_methods, methods),
+                           slot(Py_tp_getset, attributes)});
 }
 
 }  // namespace astray

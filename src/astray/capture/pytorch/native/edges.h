@@ -1,7 +1,7 @@
-// Where the inputs and outputs of a call hang in the autograd graph, and the way back from these to those.
+// The positions of a call's inputs and outputs in the autograd graph, and the walk from outputs back to inputs.
 //
-// Nodes are numbered as they are made, on each thread. So those with a number below the one at which a call began were
-// there before it, and the way back through what it made ends at them.
+// Nodes are numbered as they are made, on each thread. So nodes with a number below the one at which a call began
+// existed before it, and the walk through the nodes of the call ends at them.
 
 #pragma once
 
@@ -24,11 +24,11 @@ namespace astray {
 using torch::autograd::Node;
 using NodePtr = decltype(torch::autograd::Edge::function);  // another kind of pointer from torch 2.13 on
 
-constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
+constexpr size_t kNotFound = std::numeric_limits<size_t>::max();
 constexpr uint64_t kLeaf = std::numeric_limits<uint64_t>::max();  // the number of nodes that accumulate into leaves
 
-// A tensor that takes part in a graph, under the path by which the call was given it or gave it.
-struct Place {
+// A tensor that takes part in a graph, with its path among the arguments or results of the call.
+struct GraphTensor {
     Ref path, tensor;
     NodePtr node;  // none for a leaf
     uint32_t output;
@@ -37,8 +37,8 @@ struct Place {
 };
 
 // Those that take part in a graph.
-inline std::vector<Place> places_of(const NamedTensors &given) {
-    std::vector<Place> found;
+inline std::vector<GraphTensor> graph_tensors(const NamedTensors &given) {
+    std::vector<GraphTensor> found;
     found.reserve(given.size());
     for (const NamedTensor &one : given) {
         if (!THPVariable_Check(one.tensor)) raise(PyExc_TypeError, "Tensors come as a list of (path, tensor).");
@@ -55,47 +55,47 @@ class InputEdges {
 public:
     explicit InputEdges(const NamedTensors &given) : born(at::sequence_number::peek()) {
         inputs.reserve(given.size());
-        for (Place &place : places_of(given)) {
-            if (find(place) != kNowhere) continue;  // given twice: recorded under its first path
-            has_leaves = has_leaves || !place.node;
-            inputs.push_back(std::move(place));
+        for (GraphTensor &tensor : graph_tensors(given)) {
+            if (find(tensor) != kNotFound) continue;  // given twice: recorded under its first path
+            has_leaves = has_leaves || !tensor.node;
+            inputs.push_back(std::move(tensor));
             if (inputs.size() > kFew) index();
         }
     }
 
-    // Which input hangs at this output of a node.
+    // The index of the input at this output of a node.
     size_t find(const Node *node, uint32_t output) const { return look(node, output); }
     size_t find_leaf(const at::TensorImpl *leaf) const { return look(leaf, 0); }
-    size_t find(const Place &place) const {
-        return place.node ? find(place.node.get(), place.output) : find_leaf(place.impl());
+    size_t find(const GraphTensor &tensor) const {
+        return tensor.node ? find(tensor.node.get(), tensor.output) : find_leaf(tensor.impl());
     }
 
     const uint64_t born;  // the number that the next node was to have when the call began
     bool has_leaves = false;
-    std::vector<Place> inputs;
+    std::vector<GraphTensor> inputs;
 
 private:
-    static constexpr size_t kFew = 16;  // that are looked for one after the other
+    static constexpr size_t kFew = 16;  // inputs that are searched linearly
     struct Hash {
         size_t operator()(const std::pair<const void *, uint32_t> &key) const {
             return std::hash<const void *>()(key.first) * 31 + key.second;
         }
     };
 
-    static std::pair<const void *, uint32_t> key(const Place &place) {
-        if (place.node) return {place.node.get(), place.output};
-        return {place.impl(), 0};
+    static std::pair<const void *, uint32_t> key(const GraphTensor &tensor) {
+        if (tensor.node) return {tensor.node.get(), tensor.output};
+        return {tensor.impl(), 0};
     }
 
     size_t look(const void *what, uint32_t output) const {
         const std::pair<const void *, uint32_t> wanted(what, output);
         if (!many_.empty()) {
             const auto found = many_.find(wanted);
-            return found == many_.end() ? kNowhere : found->second;
+            return found == many_.end() ? kNotFound : found->second;
         }
         for (size_t i = 0; i < inputs.size(); ++i)
             if (key(inputs[i]) == wanted) return i;
-        return kNowhere;
+        return kNotFound;
     }
 
     void index() {
@@ -106,30 +106,30 @@ private:
 };
 
 // An edge that leads out of the part of the graph that a call made, to one of its inputs.
-struct Exit {
+struct ExitEdge {
     Node *from;
     size_t index;  // which of its edges
     size_t input;  // where that leads
 };
 
 // A walk back through the nodes that were made inside a call.
-class Walk {
+class GraphWalk {
 public:
-    Walk(const InputEdges &edges, uint64_t now)
+    GraphWalk(const InputEdges &edges, uint64_t now)
         : edges_(edges), by_number_(std::min<uint64_t>(now - edges.born, kMostByNumber)) {}
 
     // Walks from a node, unless it was there before the call.
     void from(Node *node) {
-        if (node->sequence_nr() >= edges_.born) meet(node);
-        while (!ahead_.empty()) {
-            Node *next = ahead_.back();
-            ahead_.pop_back();
-            pass(next);
+        if (node->sequence_nr() >= edges_.born) visit(node);
+        while (!queue_.empty()) {
+            Node *next = queue_.back();
+            queue_.pop_back();
+            expand(next);
         }
     }
 
-    // Looks at the edges of one node; says whether they lead to others inside the call.
-    bool pass(Node *node) {
+    // Visits the edges of one node; returns whether they lead to other nodes inside the call.
+    bool expand(Node *node) {
         const auto &following = node->next_edges();
         bool goes_on = false;
         for (size_t i = 0; i < following.size(); ++i) {
@@ -137,44 +137,44 @@ public:
             if (!to) continue;
             size_t input = edges_.find(to, following[i].input_nr);
             const uint64_t number = to->sequence_nr();
-            if (input == kNowhere && number == kLeaf && edges_.has_leaves) {
+            if (input == kNotFound && number == kLeaf && edges_.has_leaves) {
                 const auto *leaf = dynamic_cast<torch::autograd::AccumulateGrad *>(to);
                 if (leaf) input = edges_.find_leaf(leaf->variable.unsafeGetTensorImpl());
             }
-            if (input != kNowhere) {
+            if (input != kNotFound) {
                 exits.push_back({node, i, input});
             } else if (number >= edges_.born && number != kLeaf) {
                 goes_on = true;
-                meet(to);
+                visit(to);
             }
         }
         return goes_on;
     }
 
-    std::vector<Exit> exits;  // those of one node follow each other
+    std::vector<ExitEdge> exits;  // those of one node follow each other
 
 private:
     static constexpr uint64_t kMostByNumber = 1 << 16;
 
-    void meet(Node *node) {
-        const uint64_t place = node->sequence_nr() - edges_.born;
+    void visit(Node *node) {
+        const uint64_t index = node->sequence_nr() - edges_.born;
         bool is_new;
-        if (place < by_number_.size() && (!by_number_[place] || by_number_[place] == node)) {
-            is_new = !by_number_[place];
-            by_number_[place] = node;
-        } else {  // one of very many, or made on another thread, which counts for itself
+        if (index < by_number_.size() && (!by_number_[index] || by_number_[index] == node)) {
+            is_new = !by_number_[index];
+            by_number_[index] = node;
+        } else {  // one of very many, or made on another thread, which has its own numbering
             is_new = others_.insert(node).second;
         }
-        if (is_new) ahead_.push_back(node);
+        if (is_new) queue_.push_back(node);
     }
 
     const InputEdges &edges_;
-    std::vector<Node *> by_number_, ahead_;
+    std::vector<Node *> by_number_, queue_;
     std::unordered_set<Node *> others_;
 };
 
-// Whether a node is one of torch's own derivatives, which write to fresh memory alone: AddBackward0. The `backward` of
-// another hook may well change in place what arrives, before a hook behind it sees it.
+// Whether a node is one of torch's own derivatives, such as AddBackward0, which write to fresh memory only. A custom
+// `backward` may change arriving gradients in place, before a hook after it sees them.
 inline bool leaves_gradients_alone(const Node &node) {
     static std::unordered_map<const std::type_info *, bool> known;  // used under the interpreter's lock
     const std::type_info *kind = &typeid(node);

@@ -1,8 +1,8 @@
-// Takes the calls of functions and ops into a recording: what torch calls natively of the two modes.
+// Records the calls of functions and ops: the native part of the two modes.
 //
-// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is done in Python:
-// `CallCapture` in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Whatever goes wrong
-// stays out of the program.
+// A call is opened, its inputs are recorded, and then its outputs. Unusual cases are handled in Python: `CallCapture`
+// in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Errors of ours are kept out of
+// the program.
 
 #pragma once
 
@@ -11,31 +11,33 @@
 
 namespace astray {
 
-// The names of attributes that `Taking` reads or calls in Python.
-struct TakingNames {
-    Ref abandon = interned("abandon"), gave_bad = interned("gave_bad"), inputs = interned("inputs"),
-        is_elsewhere = interned("_is_elsewhere"), is_only_view = interned("is_only_view"),
+// The names of attributes that `FunctionCalls` reads or calls in Python.
+struct FunctionNames {
+    Ref call_raised = interned("call_raised"), on_nonfinite = interned("on_nonfinite"), inputs = interned("inputs"),
+        is_in_other_recording = interned("_is_in_other_recording"), is_only_view = interned("is_only_view"),
         is_plain = interned("is_plain"), is_running = interned("is_running"), makes_buffers = interned("makes_buffers"),
-        name_place = interned("_site"), not_read = interned("not_read"), op = interned("_op"), out = interned("out"),
+        make_site = interned("_make_site"), not_read = interned("not_read"), op = interned("_op"),
+            out = interned("out"),
         outputs = interned("outputs"), run = interned("run"), run_mode = interned("_run"),
         sees_functions = interned("sees_functions"), sees_ops = interned("sees_ops"), type = interned("type"),
         waiting = interned("_waiting"), watch = interned("watch"), written = interned("written");
 };
 
-inline const TakingNames &taking_name() {
-    static const TakingNames *known = new TakingNames();  // for as long as the program runs
+inline const FunctionNames &function_names() {
+    static const FunctionNames *known = new FunctionNames();  // for as long as the program runs
     return *known;
 }
 
-// What Python says of torch: given once by `equip`.
-struct TorchFacts {
+// Types and predicates of torch that Python provides, set once by `set_torch_types`.
+struct TorchTypes {
     Ref op;          // the type of operators whose own method does nothing but call `_op`; None for another torch
     Ref overriding;  // tells whether a class of tensors has a `__torch_function__` of its own
 };
-inline TorchFacts *facts;
+inline TorchTypes *torch_types;
 
-// Sees the gradients of calls: natively, or by a Python object that has `watch` and takes what `edges` makes of the inputs.
-class Following {
+// Watches the gradients of calls: natively, or by a Python object with a `watch` method, to which it passes what
+// `edges` makes of the inputs.
+class GradientWatcher {
 public:
     Ref gradients, edges;
 
@@ -53,13 +55,14 @@ public:
         if (Py_TYPE(gradients.get()) == Box<LiveGradients>::type)
             Box<LiveGradients>::in(gradients).watch(engine, of, Box<InputEdges>::in(at), outputs);
         else
-            call_method(gradients, taking_name().watch, engine, of, at.get(), to_object(outputs).get());
+            call_method(gradients, function_names().watch, engine, of, at.get(), to_object(outputs).get());
     }
 };
 
-// What a call is, as its callee says: all it does is to read its arguments and return its result, or to look at its first
-// argument in another way; neither when it is given `out`. Its result may be filled by a kernel that no counter knows of.
-struct Nature {
+// What a callee does: `is_plain` only reads its arguments and returns its result, `is_view` only returns a view of its
+// first argument; neither when it is given `out`. With `makes_buffers` its result may be filled later, without a change
+// of its version counter.
+struct CalleeTraits {
     bool is_plain = false, is_view = false, makes_buffers = false;
 
     bool is_simple() const { return is_plain || is_view; }
@@ -67,67 +70,72 @@ struct Nature {
 
 inline Ref or_empty(PyObject *kwargs) { return kwargs ? Ref::shared(kwargs) : Ref::made(PyDict_New()); }
 
-class Taking {
+class FunctionCalls {
 public:
-    Ref engine, taking, places, outside, flat, is_machinery, origins;
-    Following following;
+    Ref engine, capture, sites, outside, flat, is_machinery, origins;
+    GradientWatcher watcher;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&engine, &taking, &places, &outside, &flat, &is_machinery, &origins}) visit(*one);
-        following.each(visit);
+        for (Ref *one : {&engine, &capture, &sites, &outside, &flat, &is_machinery, &origins}) visit(*one);
+        watcher.each(visit);
     }
 
     Calls &calls() const { return Calls::of(engine); }
 
-    // A call starts: empty when it is not for this recording. `nature` is set when it was asked for.
-    Ref begin(PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *frame, std::optional<Nature> &nature) {
+    // A call starts: empty when it is not part of this recording. `traits` is set when the inputs were recorded.
+    Ref begin(PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *frame,
+              std::optional<CalleeTraits> &traits) {
         Ref call;
         const auto open = [&] {
-            const OutOfSight out_of_sight;
+            const TorchFunctionOff torch_function_off;
             call = open_call(callee, frame);
-            if (call && Calls::call_in(call).recorded) take_inputs(call, callee, args, kwargs, nature);
+            if (call && Calls::call_in(call).recorded) observe_inputs(call, callee, args, kwargs, traits);
         };
         try {
-            if (told(open, "a call of ", callee)) return call;
+            if (attempt(open, "a call of ", callee)) return call;
         } catch (const PythonError &) {
             if (call) calls().leave_anyhow(call);
             throw;
         }
-        if (call) calls().leave_anyhow(call);  // or whatever follows would seem to be inside it
+        if (call) calls().leave_anyhow(call);  // or calls that follow would seem to be inside it
         return Ref();
     }
 
-    // A call has returned: the tensors it gave, when they were asked for. `take` takes them if it is not nullptr.
-    std::optional<NamedTensors> end(PyObject *call, PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *result,
-                                    std::optional<Nature> nature, PyObject *take = nullptr) {
-        std::optional<NamedTensors> taken;
+    // A call has returned: its output tensors, if they were recorded. `record_outputs` records them instead if it is
+    // not nullptr.
+    std::optional<NamedTensors> end(PyObject *call, PyObject *callee, PyObject *args, PyObject *kwargs,
+                                    PyObject *result,
+                                    std::optional<CalleeTraits> traits, PyObject *record_outputs = nullptr) {
+        std::optional<NamedTensors> outputs;
         OpenCall &ended = Calls::call_in(call);
         const auto finish = [&] {
-            ended.adapter = Ref();
+            ended.input_edges = Ref();
             calls().leave_anyhow(call);
         };
         try {
             if (ended.recorded)
-                told([&] {
-                    const OutOfSight out_of_sight;
-                    if (take) astray::call(take, call, callee, args, or_empty(kwargs).get(), result);
-                    else taken = take_outputs(call, callee, args, kwargs, result, nature);
+                attempt([&] {
+                    const TorchFunctionOff torch_function_off;
+                    if (record_outputs) astray::call(record_outputs, call, callee, args, or_empty(kwargs).get(),
+                                                     result);
+                    else outputs = observe_outputs(call, callee, args, kwargs, result, traits);
                 }, "the result of ", callee);
         } catch (const PythonError &) {
             finish();
             throw;
         }
         finish();
-        return taken;
+        return outputs;
     }
 
-    // A call has raised: Python reports it, and the program's own error goes on; unless a signal handler's comes first.
-    void abandon(PyObject *call) {
+    // A call has raised: Python reports it, and the program's error stays set, unless a signal handler raises another
+    // one.
+    void call_raised(PyObject *call) {
         SavedError raised;
         const Ref error = raised.exception();
-        calls().attempt([&] { call_method(taking, taking_name().abandon, call, error.get()); }, "the end of ",
-                        Calls::call_in(call).place().name);
+        calls().attempt([&] { call_method(capture, function_names().call_raised, call, error.get()); }, "the end of ",
+                        Calls::call_in(call).site_data().name);
         raised.restore();
     }
 
@@ -152,7 +160,7 @@ public:
         const Ref type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(one)));
         const auto known = overriding_.find(type.get());
         if (known != overriding_.end()) return known->second.second;
-        const bool answer = is_true(call(facts->overriding, type.get()));
+        const bool answer = is_true(call(torch_types->overriding, type.get()));
         overriding_.emplace(type.get(), std::make_pair(type, answer));
         return answer;
     }
@@ -160,17 +168,17 @@ public:
 private:
     // As `Calls::attempt`, with the name of the callee.
     template <class Work>
-    bool told(Work work, const char *doing, PyObject *callee) {
+    bool attempt(Work work, const char *doing, PyObject *callee) {
         try {
             work();
             return true;
         } catch (...) {
             set_error();
             SavedError error;
-            const Ref type = Ref::owned(PyObject_GetAttr(callee, taking_name().type));
+            const Ref type = Ref::owned(PyObject_GetAttr(callee, function_names().type));
             PyErr_Clear();
             error.restore();
-            calls().tell_error(doing, type ? type.get() : Py_None);
+            calls().report_error(doing, type ? type.get() : Py_None);
             return false;
         }
     }
@@ -178,78 +186,80 @@ private:
     // ---- where a call is -------------------------------------------------------------------------------------------
 
     Ref find_site(const Ref &outer, PyObject *callee) const {
-        PyObject *known = outer ? Calls::call_in(outer).place().inside.get() : outside.get();
+        PyObject *known = outer ? Calls::call_in(outer).site_data().inner_sites.get() : outside.get();
         Ref site = Ref::shared(PyDict_GetItemWithError(known, callee));
         if (site) return site;
         if (PyErr_Occurred()) throw PythonError();
-        return call_method(places, taking_name().name_place, to_object(outer).get(), callee);
+        return call_method(sites, function_names().make_site, to_object(outer).get(), callee);
     }
 
-    // Empty when it is not for this recording.
+    // Empty when the call is not part of this recording.
     Ref open_call(PyObject *callee, PyObject *frame) {
         Calls &calls = this->calls();
-        if (!calls.is_here || is_infrastructure(frame)) return Ref();
-        const bool passing = is_passing();
+        if (!calls.in_own_process || is_infrastructure(frame)) return Ref();
+        const bool in_backward_pass = in_backward();
         const Ref outer = calls.enclosing();
-        if (passing && (!outer || !Calls::call_in(outer).recompute)) return open_backward(callee, frame);
-        if (!outer && call_method(places, taking_name().is_elsewhere).get() == Py_True) return Ref();
+        if (in_backward_pass && (!outer || !Calls::call_in(outer).recompute)) return open_backward(callee, frame);
+        if (!outer && call_method(sites, function_names().is_in_other_recording).get() == Py_True) return Ref();
         const Ref site = find_site(outer, callee);
         if (!calls.wants(site)) return Ref();
         const bool updates = outer && Calls::call_in(outer).phase == Phase::update;
-        return calls.enter(site, frame, updates ? Phase::update : Phase::forward, passing);
+        return calls.enter(site, frame, updates ? Phase::update : Phase::forward, in_backward_pass);
     }
 
     // The backward pass calls a function, outside of any module that runs.
     Ref open_backward(PyObject *callee, PyObject *frame) {
         Calls &calls = this->calls();
-        const Ref origin = Box<Origins>::in(origins).current();
+        const Ref origin = Box<NodeOrigins>::in(origins).current();
         const Ref site = find_site(origin, callee);
         if (!calls.wants(site)) return Ref();
         const OpenCall *forward = origin ? &Calls::call_in(origin) : nullptr;
         if (frame && at::GradMode::is_enabled())  // checkpointing runs a part of the forward again
-            return calls.enter(site, frame, Phase::forward, true, forward ? std::optional(forward->micro) : std::nullopt);
+            return calls.enter(site, frame, Phase::forward, true,
+                               forward ? std::optional(forward->micro) : std::nullopt);
         return calls.enter_backward(site, forward, forward ? forward->micro : calls.latest_micro);
     }
 
     // ---- what goes in and comes out --------------------------------------------------------------------------------
 
-    // Asked once of each callee, for it stays what it is.
-    Nature nature_of(PyObject *callee, PyObject *kwargs) {
-        auto known = natures_.find(callee);
-        if (known == natures_.end()) {
-            Nature nature;
-            nature.is_plain = is_true(attribute(callee, taking_name().is_plain));
-            nature.is_view = !nature.is_plain && is_true(attribute(callee, taking_name().is_only_view));
-            nature.makes_buffers = is_true(attribute(callee, taking_name().makes_buffers));
-            known = natures_.emplace(callee, std::make_pair(Ref::shared(callee), nature)).first;
+    // Read once from each callee, since it does not change.
+    CalleeTraits traits_of(PyObject *callee, PyObject *kwargs) {
+        auto known = traits_.find(callee);
+        if (known == traits_.end()) {
+            CalleeTraits traits;
+            traits.is_plain = is_true(attribute(callee, function_names().is_plain));
+            traits.is_view = !traits.is_plain && is_true(attribute(callee, function_names().is_only_view));
+            traits.makes_buffers = is_true(attribute(callee, function_names().makes_buffers));
+            known = traits_.emplace(callee, std::make_pair(Ref::shared(callee), traits)).first;
         }
-        Nature nature = known->second.second;
-        if (kwargs && check(PyDict_Contains(kwargs, taking_name().out))) nature.is_plain = nature.is_view = false;
-        return nature;
+        CalleeTraits traits = known->second.second;
+        if (kwargs && check(PyDict_Contains(kwargs, function_names().out))) traits.is_plain = traits.is_view = false;
+        return traits;
     }
 
-    void take_inputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs, std::optional<Nature> &nature) {
+    void observe_inputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs,
+                        std::optional<CalleeTraits> &traits) {
         Calls &calls = this->calls();
         OpenCall &call = Calls::call_in(object);
-        const bool watched = following.gradients && call.phase == Phase::forward && calls.follows_gradients(call) &&
+        const bool watched = watcher.gradients && call.phase == Phase::forward && calls.follows_gradients(call) &&
                              at::GradMode::is_enabled();
         if (!watched && !call.has_row()) return;
-        nature = nature_of(callee, kwargs);
+        traits = traits_of(callee, kwargs);
         Arguments given;
         Ref unread;
-        if (nature->is_simple()) {
+        if (traits->is_simple()) {
             given = Object<Structures>::in(flat).arguments(args, kwargs);
         } else {
             const Ref named = or_empty(kwargs);
-            const Ref found = call_method(callee, taking_name().inputs, flat.get(), args, named.get());
+            const Ref found = call_method(callee, function_names().inputs, flat.get(), args, named.get());
             PyObject *tensors, *skeleton;
             if (!PyArg_ParseTuple(found, "OO", &tensors, &skeleton)) throw PythonError();
             given = {named_tensors(tensors), Ref::shared(skeleton)};
-            if (call.has_row()) unread = call_method(callee, taking_name().not_read, args, named.get());
+            if (call.has_row()) unread = call_method(callee, function_names().not_read, args, named.get());
         }
         if (call.has_row()) {
             calls.begin(call, given.skeleton);
-            PyObject *viewed = nature->is_view && PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : nullptr;
+            PyObject *viewed = traits->is_view && PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : nullptr;
             for (const NamedTensor &one : given.tensors) {
                 const Row row{call.seq, Role::input, one.path};
                 const bool not_read = one.tensor.get() == viewed || (unread && is_among(unread, one.tensor));
@@ -257,34 +267,35 @@ private:
                 else calls.tensors.observe(row, one.tensor);
             }
         }
-        if (watched) call.adapter = following.edges_of(given.tensors);
+        if (watched) call.input_edges = watcher.edges_of(given.tensors);
     }
 
-    std::optional<NamedTensors> take_outputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs,
-                                             PyObject *result, std::optional<Nature> known) {
+    std::optional<NamedTensors> observe_outputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs,
+                                             PyObject *result, std::optional<CalleeTraits> known) {
         Calls &calls = this->calls();
         const OpenCall &call = Calls::call_in(object);
-        const Nature nature = known ? *known : nature_of(callee, kwargs);
-        const Ref named = nature.is_simple() ? Ref() : or_empty(kwargs);
+        const CalleeTraits traits = known ? *known : traits_of(callee, kwargs);
+        const Ref named = traits.is_simple() ? Ref() : or_empty(kwargs);
         if (named) {
-            const Ref written = call_method(callee, taking_name().written, args, named.get());
+            const Ref written = call_method(callee, function_names().written, args, named.get());
             for (Py_ssize_t i = 0; i < PyList_Size(written); ++i) calls.tensors.written(PyList_GetItem(written, i));
         }
-        if (!call.has_row() && !call.adapter && !nature.makes_buffers) return std::nullopt;
+        if (!call.has_row() && !call.input_edges && !traits.makes_buffers) return std::nullopt;
         NamedTensors outputs =
-            named ? named_tensors(call_method(callee, taking_name().outputs, flat.get(), args,
+            named ? named_tensors(call_method(callee, function_names().outputs, flat.get(), args,
                                               named.get(), result))
                   : structures().result(result);
         bool bad = false;
         if (call.has_row())
             for (const NamedTensor &one : outputs)
                 bad |= calls.tensors.observe_unread({call.seq, Role::output, one.path}, one.tensor);
-        if (bad)  // which is wanted to be known
-            call_method(taking, taking_name().gave_bad, object, callee, args, or_empty(kwargs).get(), to_object(outputs).get());
-        if (nature.makes_buffers)
+        if (bad)  // and a guard keeps such calls
+            call_method(capture, function_names().on_nonfinite, object, callee, args, or_empty(kwargs).get(),
+                        to_object(outputs).get());
+        if (traits.makes_buffers)
             for (const NamedTensor &one : outputs) calls.tensors.changed(one.tensor);
-        if (!outputs.empty() && call.adapter && following.gradients)
-            following.watch(engine, object, call.adapter, outputs);
+        if (!outputs.empty() && call.input_edges && watcher.gradients)
+            watcher.watch(engine, object, call.input_edges, outputs);
         return outputs;
     }
 
@@ -297,113 +308,117 @@ private:
     }
 
     CodeTable codes_;
-    std::unordered_map<PyObject *, std::pair<Ref, Nature>> natures_;   // each callee is held
-    std::unordered_map<PyObject *, std::pair<Ref, bool>> overriding_;  // which classes of tensors are asked
+    std::unordered_map<PyObject *, std::pair<Ref, CalleeTraits>> traits_;   // callees are kept alive
+    // Whether classes of tensors have a `__torch_function__`.
+    std::unordered_map<PyObject *, std::pair<Ref, bool>> overriding_;
 };
 
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
-// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for the
-// method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a mode,
-// finds that method written in Python.
+// The native base of the modes, whose other base is torch's Python class. It provides the method that torch calls,
+// without running Python code. Code that inspects the class, as dynamo does when it traces a mode, finds that method in
+// Python.
 class Mode {
 public:
-    Ref native;  // the method as torch gets it; empty where it is to get the one in Python
+    Ref native;  // the native method that torch gets; empty where it gets the one in Python
     Ref name;    // of that method
-    Ref object;  // the `Taking`, once it is attached
-    Ref known, plain, underway;
+    Ref object;  // the `FunctionCalls`, once the mode is attached
+    Ref known, plain, pending;
     bool is_op = false;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&native, &object, &known, &plain, &underway}) visit(*one);
+        for (Ref *one : {&native, &object, &known, &plain, &pending}) visit(*one);
     }
 
-    Taking &taking() const { return Object<Taking>::in(object); }
+    FunctionCalls &recorder() const { return Object<FunctionCalls>::in(object); }
 
-    // `behind`: the innermost frame is the mode's own method, and the one that called that is meant.
-    Ref take(PyObject *func, PyObject *args, PyObject *kwargs, bool behind) {
+    // `skip_own_frame`: the innermost frame is the mode's own method; the caller is the frame around it.
+    Ref dispatch(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         if (kwargs == Py_None) kwargs = nullptr;
         if (!PyTuple_Check(args) || (kwargs && !PyDict_Check(kwargs)))
             raise(PyExc_TypeError, "A mode is told of a call by its function, a tuple and a dict of arguments.");
-        return is_op ? take_op(func, args, kwargs, behind) : take_function(func, args, kwargs, behind);
+        return is_op ? dispatch_op(func, args, kwargs, skip_own_frame) : dispatch_function(func, args, kwargs,
+            skip_own_frame);
     }
 
 private:
-    static Ref caller(bool behind) {
+    static Ref caller(bool skip_own_frame) {
         const Ref own = innermost_frame();
-        return own && behind ? frame_around(own) : own;
+        return own && skip_own_frame ? frame_around(own) : own;
     }
 
-    // `FunctionSites.run` in Python runs the ops that a function mode, or a class of tensors, would be called for.
+    // `FunctionSites.run` in Python runs ops for which a function mode or a tensor class would be called.
     Ref run(PyObject *func, PyObject *args, PyObject *kwargs) const {
-        if (is_op && (is_true(attribute(taking().places, taking_name().sees_functions)) || any_overrides(args, kwargs)))
-            return call_method(taking().places, taking_name().run, func, args, or_empty(kwargs).get());
-        if (is_op && reinterpret_cast<PyObject *>(Py_TYPE(func)) == facts->op.get())
-            return Ref::made(PyObject_Call(attribute(func, taking_name().op), args, kwargs));
+        if (is_op && (is_true(attribute(recorder().sites, function_names().sees_functions)) ||
+                      any_overrides(args, kwargs)))
+            return call_method(recorder().sites, function_names().run, func, args, or_empty(kwargs).get());
+        if (is_op && reinterpret_cast<PyObject *>(Py_TYPE(func)) == torch_types->op.get())
+            return Ref::made(PyObject_Call(attribute(func, function_names().op), args, kwargs));
         return Ref::made(PyObject_Call(func, args, kwargs));
     }
 
     bool any_overrides(PyObject *args, PyObject *kwargs) const {
-        if (taking().overrides(args)) return true;
+        if (recorder().overrides(args)) return true;
         PyObject *value;
         for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, nullptr, &value);)
-            if (taking().overrides(value)) return true;
+            if (recorder().overrides(value)) return true;
         return false;
     }
 
-    // Runs a function or op and takes its call. `taken` is set to what came out of it.
-    Ref run_and_take(PyObject *func, PyObject *callee, PyObject *args, PyObject *kwargs, bool behind,
-                     std::optional<NamedTensors> &taken) const {
-        std::optional<Nature> nature;
-        const Ref call = taking().begin(callee, args, kwargs, caller(behind), nature);
+    // Runs a function or op and records its call. `outputs` is set to the tensors that it returned.
+    Ref run_and_record(PyObject *func, PyObject *callee, PyObject *args, PyObject *kwargs, bool skip_own_frame,
+                     std::optional<NamedTensors> &outputs) const {
+        std::optional<CalleeTraits> traits;
+        const Ref call = recorder().begin(callee, args, kwargs, caller(skip_own_frame), traits);
         if (!call) return run(func, args, kwargs);
         Ref result;
         try {
             result = run(func, args, kwargs);
         } catch (const PythonError &) {
-            taking().abandon(call);
+            recorder().call_raised(call);
             throw;
         }
-        taken = taking().end(call, callee, args, kwargs, result, nature);
+        outputs = recorder().end(call, callee, args, kwargs, result, traits);
         return result;
     }
 
-    // Hands a call over to the mode's own method in Python.
-    Ref run_in_python(PyObject *func, PyObject *args, PyObject *kwargs, bool behind) {
-        const Ref frame = caller(behind);
-        return call_method(Object<Mode>::around(*this), taking_name().run_mode, func, args, or_empty(kwargs).get(),
+    // Passes a call to the mode's own method in Python.
+    Ref run_in_python(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
+        const Ref frame = caller(skip_own_frame);
+        return call_method(Object<Mode>::around(*this), function_names().run_mode, func, args, or_empty(kwargs).get(),
                            to_object(frame).get());
     }
 
-    Ref take_function(PyObject *func, PyObject *args, PyObject *kwargs, bool behind) {
+    Ref dispatch_function(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         const Ref function = Ref::shared(PyDict_GetItemWithError(known, func));
         if (!function && PyErr_Occurred()) throw PythonError();
-        if (function.get() == Py_None || !taking().calls().listening) return Ref::made(PyObject_Call(func, args, kwargs));
-        const bool is_ours = function && reinterpret_cast<PyObject *>(Py_TYPE(function.get())) == plain.get() &&
-                             PyList_Size(attribute(underway, taking_name().waiting)) == 0;
-        if (!is_ours) return run_in_python(func, args, kwargs, behind);
-        const Ref &places = taking().places;
-        if (is_true(attribute(places, taking_name().sees_ops)) &&
-            call_method(places, taking_name().is_running, func).get() == Py_True)
+        if (function.get() == Py_None || !recorder().calls().listening)
             return Ref::made(PyObject_Call(func, args, kwargs));
-        std::optional<NamedTensors> taken;
-        const Ref result = run_and_take(func, function, args, kwargs, behind, taken);
-        if (taken && taken->empty())  // it tells something about a tensor; not worth recording again
-            taking().calls().attempt([&] { check(PyDict_SetItem(known, func, Py_None)); }, "a call of ", func);
+        const bool is_ours = function && reinterpret_cast<PyObject *>(Py_TYPE(function.get())) == plain.get() &&
+                             PyList_Size(attribute(pending, function_names().waiting)) == 0;
+        if (!is_ours) return run_in_python(func, args, kwargs, skip_own_frame);
+        const Ref &sites = recorder().sites;
+        if (is_true(attribute(sites, function_names().sees_ops)) &&
+            call_method(sites, function_names().is_running, func).get() == Py_True)
+            return Ref::made(PyObject_Call(func, args, kwargs));
+        std::optional<NamedTensors> outputs;
+        const Ref result = run_and_record(func, function, args, kwargs, skip_own_frame, outputs);
+        if (outputs && outputs->empty())  // it only queries a tensor; it is not recorded again
+            recorder().calls().attempt([&] { check(PyDict_SetItem(known, func, Py_None)); }, "a call of ", func);
         return result;
     }
 
-    Ref take_op(PyObject *func, PyObject *args, PyObject *kwargs, bool behind) {
-        if (!taking().calls().listening) return run(func, args, kwargs);
+    Ref dispatch_op(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
+        if (!recorder().calls().listening) return run(func, args, kwargs);
         const Ref id = Ref::made(PyLong_FromVoidPtr(func)), pair = Ref::shared(PyDict_GetItemWithError(known, id));
         if (!pair && PyErr_Occurred()) throw PythonError();
         const Ref op = Ref::shared(pair ? PyTuple_GetItem(pair, 1) : nullptr);
         if (op.get() == Py_None) return run(func, args, kwargs);
         if (!op || reinterpret_cast<PyObject *>(Py_TYPE(op.get())) != plain.get())
-            return run_in_python(func, args, kwargs, behind);
-        std::optional<NamedTensors> taken;
-        return run_and_take(func, op, args, kwargs, behind, taken);
+            return run_in_python(func, args, kwargs, skip_own_frame);
+        std::optional<NamedTensors> outputs;
+        return run_and_record(func, op, args, kwargs, skip_own_frame, outputs);
     }
 };
 
@@ -413,16 +428,18 @@ namespace functions {
 
 inline PyObject *or_null(PyObject *object) { return object == Py_None ? nullptr : object; }
 
-inline int init_taking(PyObject *self, PyObject *args, PyObject *) {
+inline int init_function_calls(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *given[9];
-        if (!PyArg_ParseTuple(args, "O!OOO!O!OOOO!:Taking", Object<Calls>::type, &given[0], &given[1], &given[2], &PyDict_Type,
+        if (!PyArg_ParseTuple(args, "O!OOO!O!OOOO!:FunctionCalls", Object<Calls>::type, &given[0], &given[1], &given[2],
+                              &PyDict_Type,
                               &given[3], Object<Structures>::type, &given[4], &given[5], &given[6], &given[7],
-                              Box<Origins>::type, &given[8]))
+                              Box<NodeOrigins>::type, &given[8]))
             throw PythonError();
-        Taking &taking = Object<Taking>::in(self);
-        Ref *members[] = {&taking.engine,  &taking.taking, &taking.places, &taking.outside, &taking.flat,
-                          &taking.following.gradients, &taking.following.edges, &taking.is_machinery, &taking.origins};
+        FunctionCalls &recorder = Object<FunctionCalls>::in(self);
+        Ref *members[] = {&recorder.engine,  &recorder.capture, &recorder.sites, &recorder.outside, &recorder.flat,
+                          &recorder.watcher.gradients, &recorder.watcher.edges, &recorder.is_machinery,
+                              &recorder.origins};
         for (size_t i = 0; i < std::size(members); ++i) read_object(given[i], *members[i]);
     });
 }
@@ -430,65 +447,71 @@ inline int init_taking(PyObject *self, PyObject *args, PyObject *) {
 inline PyObject *begin(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *callee, *args, *kwargs, *frame;
-        if (!PyArg_ParseTuple(given, "OO!OO:begin", &callee, &PyTuple_Type, &args, &kwargs, &frame)) throw PythonError();
-        std::optional<Nature> nature;
-        return to_object(Object<Taking>::in(self).begin(callee, args, or_null(kwargs), or_null(frame), nature));
+        if (!PyArg_ParseTuple(given, "OO!OO:begin", &callee, &PyTuple_Type, &args, &kwargs,
+                              &frame)) throw PythonError();
+        std::optional<CalleeTraits> traits;
+        return to_object(Object<FunctionCalls>::in(self).begin(callee, args, or_null(kwargs), or_null(frame), traits));
     });
 }
 
 inline PyObject *end(PyObject *self, PyObject *given) {
     return to_python([&] {
-        PyObject *call, *callee, *args, *kwargs, *result, *take = Py_None;
-        if (!PyArg_ParseTuple(given, "O!OO!OO|O:end", Object<OpenCall>::type, &call, &callee, &PyTuple_Type, &args, &kwargs,
-                              &result, &take))
+        PyObject *call, *callee, *args, *kwargs, *result, *record_outputs = Py_None;
+        if (!PyArg_ParseTuple(given, "O!OO!OO|O:end", Object<OpenCall>::type, &call, &callee, &PyTuple_Type, &args,
+                              &kwargs,
+                              &result, &record_outputs))
             throw PythonError();
-        const auto taken = Object<Taking>::in(self).end(call, callee, args, or_null(kwargs), result, {}, or_null(take));
-        return taken ? to_object(*taken) : none();
+        const auto outputs = Object<FunctionCalls>::in(self).end(call, callee, args, or_null(kwargs), result, {},
+                                                                 or_null(record_outputs));
+        return outputs ? to_object(*outputs) : none();
     });
 }
 
 inline PyObject *is_machinery(PyObject *self, PyObject *frame) {
-    return to_python([&] { return to_object(Object<Taking>::in(self).is_infrastructure(or_null(frame))); });
+    return to_python([&] { return to_object(Object<FunctionCalls>::in(self).is_infrastructure(or_null(frame))); });
 }
 
-// The mode's method as torch calls it: (func, types, args, kwargs), without the last when there are none. One that is
-// called otherwise, or where a compiler is near, is the one in Python.
-inline PyObject *tell(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *keywords) {
+// The mode's method as torch calls it: (func, types, args, kwargs), without the last when there are none. With other
+// arguments, or while a compiler is active, the method in Python is called.
+inline PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *keywords) {
     return to_python([&] {
         Mode &mode = Object<Mode>::in(self);
-        if ((count == 3 || count == 4) && !keywords && compilers->are_away())
-            return mode.take(given[0], given[2], count == 4 ? given[3] : nullptr, false);
+        if ((count == 3 || count == 4) && !keywords && compilers->are_idle())
+            return mode.dispatch(given[0], given[2], count == 4 ? given[3] : nullptr, false);
         const Ref method = Ref::made(PyObject_GenericGetAttr(self, mode.name));
         return Ref::made(PyObject_Vectorcall(method, given, static_cast<size_t>(count), keywords));
     });
 }
 
-// attach(name, is_op, taking, known, plain, underway): from now on calls are taken. `known` has what is known of
-// functions, of ops as pairs by their ids; `plain` is the type of those that are taken here, `_run` takes the rest.
+// attach(name, is_op, taking, known, plain, pending): from now on calls are recorded. `known` has the catalogue entries
+// of functions, those of ops as pairs by id; `plain` is the type of entries that are recorded here, `_run` in Python
+// handles the rest.
 inline PyObject *attach(PyObject *self, PyObject *args) {
     return to_python([&] {
-        PyObject *name, *taking, *known, *plain, *underway;
+        PyObject *name, *recorder, *known, *plain, *pending;
         int is_op;
-        if (!PyArg_ParseTuple(args, "UpO!O!OO:attach", &name, &is_op, Object<Taking>::type, &taking, &PyDict_Type, &known,
-                              &plain, &underway))
+        if (!PyArg_ParseTuple(args, "UpO!O!OO:attach", &name, &is_op, Object<FunctionCalls>::type, &recorder,
+                              &PyDict_Type, &known,
+                              &plain, &pending))
             throw PythonError();
         static PyMethodDef method = {
-            "tell", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tell)), METH_FASTCALL | METH_KEYWORDS, nullptr};
+            "dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatch)),
+                METH_FASTCALL | METH_KEYWORDS, nullptr};
         Mode &mode = Object<Mode>::in(self);
-        mode.name = Ref::shared(name), mode.object = Ref::shared(taking), mode.known = Ref::shared(known);
-        mode.plain = Ref::shared(plain), mode.underway = Ref::shared(underway);
+        mode.name = Ref::shared(name), mode.object = Ref::shared(recorder), mode.known = Ref::shared(known);
+        mode.plain = Ref::shared(plain), mode.pending = Ref::shared(pending);
         mode.is_op = is_op;
         if (compilers->flags) mode.native = Ref::made(PyCFunction_New(&method, self));
         return none();
     });
 }
 
-// _take(func, args, kwargs): the same for the method in Python, which calls this and nothing else does.
-inline PyObject *take(PyObject *self, PyObject *given) {
+// _dispatch(func, args, kwargs): the same for the method in Python, which calls this and nothing else does.
+inline PyObject *dispatch_from_python(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *func, *args, *kwargs;
-        if (!PyArg_ParseTuple(given, "OOO:_take", &func, &args, &kwargs)) throw PythonError();
-        return Object<Mode>::in(self).take(func, args, kwargs, true);
+        if (!PyArg_ParseTuple(given, "OOO:_dispatch", &func, &args, &kwargs)) throw PythonError();
+        return Object<Mode>::in(self).dispatch(func, args, kwargs, true);
     });
 }
 
@@ -502,7 +525,7 @@ inline PyObject *get_attribute(PyObject *self, PyObject *name) {
 }  // namespace functions
 
 inline void add_functions(PyObject *module) {
-    static PyMethodDef of_taking[] = {
+    static PyMethodDef of_calls[] = {
         {"begin", functions::begin, METH_VARARGS, nullptr},
         {"end", functions::end, METH_VARARGS, nullptr},
         {"is_machinery", functions::is_machinery, METH_O, nullptr},
@@ -510,11 +533,11 @@ inline void add_functions(PyObject *module) {
     };
     static PyMethodDef of_modes[] = {
         {"attach", functions::attach, METH_VARARGS, nullptr},
-        {"_take", functions::take, METH_VARARGS, nullptr},
+        {"_dispatch", functions::dispatch_from_python, METH_VARARGS, nullptr},
         {},
     };
-    Object<Taking>::add_to(module, "astray.capture.pytorch._torch.Taking",
-                           {slot(Py_tp_init, functions::init_taking), slot(Py_tp_methods, of_taking)});
+    Object<FunctionCalls>::add_to(module, "astray.capture.pytorch._torch.FunctionCalls",
+                           {slot(Py_tp_init, functions::init_function_calls), slot(Py_tp_methods, of_calls)});
     Object<Mode>::add_to(module, "astray.capture.pytorch._torch.Mode",
                          {slot(Py_tp_getattro, functions::get_attribute), slot(Py_tp_methods, of_modes)});
 }

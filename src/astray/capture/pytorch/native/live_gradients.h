@@ -1,27 +1,27 @@
-// Puts the hooks of each call in place, and knows every call whose graph is still there.
+// Adds the hooks of each call to the graph, and keeps track of every call whose graph still exists.
 
 #pragma once
 
-#include "taps.h"
+#include "node_hooks.h"
 
 namespace astray {
 
 class LiveGradients {
 public:
-    // Sees the gradients of a call that has returned `outputs`.
+    // Watches the gradients of a call that has returned `given`.
     void watch(PyObject *engine, PyObject *call, const InputEdges &edges, const NamedTensors &given) {
-        const std::vector<Place> outputs = places_of(given);
+        const std::vector<GraphTensor> outputs = graph_tensors(given);
         if (outputs.empty()) return;
         const uint64_t now = at::sequence_number::peek();
         if (now != edges.born + 1 || !watch_node(engine, call, edges, outputs))
             watch_several(engine, call, edges, outputs, now);
-        if (live_.size() > crowded_) {  // a program that never ends a step
+        if (live_.size() > sweep_above_) {  // a program that never ends a step
             forget_dead();
-            crowded_ = std::max(kCrowd, 2 * live_.size());
+            sweep_above_ = std::max(kCallsBeforeSweep, 2 * live_.size());
         }
     }
 
-    // Ends the step: a sum that waits for more is recorded as it is, and nothing stays on a leaf.
+    // Ends the step: incomplete sums are recorded as they are, and the hooks on leaves are removed.
     void finish() {
         forget_dead();
         const auto live = live_;  // more may come while Python runs
@@ -31,7 +31,7 @@ public:
         for (const Ref &handle : on_leaves) call_method(handle, names->remove);
     }
 
-    // Has every hook that is still in a graph do nothing from now on, and hold nothing.
+    // Makes every hook that is still in a graph do nothing from now on, and releases what it holds.
     void remove() {
         const auto live = std::exchange(live_, {});
         for (const auto &reference : live)
@@ -39,70 +39,75 @@ public:
     }
 
 private:
-    static constexpr size_t kCrowd = 4096;  // calls that are remembered before the dead are looked for
+    static constexpr size_t kCallsBeforeSweep = 4096;  // calls that are tracked before dead ones are dropped
 
-    // Watches a call by one hook on the node it made; false when it takes more than this to see all.
-    bool watch_node(PyObject *engine, PyObject *call, const InputEdges &edges, const std::vector<Place> &outputs) {
+    // Watches a call by one hook on the node that it made; false when one hook does not see all gradients.
+    bool watch_node(PyObject *engine, PyObject *call, const InputEdges &edges,
+                    const std::vector<GraphTensor> &outputs) {
         Node *node = outputs[0].node.get();
         if (!node || node->sequence_nr() != edges.born || !leaves_gradients_alone(*node)) return false;
         std::vector<NodeGradients::Route> arrives, sends;
-        for (const Place &output : outputs) {
+        for (const GraphTensor &output : outputs) {
             if (output.node.get() != node) return false;
             arrives.push_back({output.output, output.path});
         }
-        Walk walk(edges, edges.born + 1);
-        if (walk.pass(node)) return false;
+        GraphWalk walk(edges, edges.born + 1);
+        if (walk.expand(node)) return false;
         for (size_t i = 0; i < walk.exits.size(); ++i) {
             for (size_t j = 0; j < i; ++j)
                 if (walk.exits[j].input == walk.exits[i].input) return false;  // x * x: there is a sum to wait for
             sends.push_back({walk.exits[i].index, edges.inputs[walk.exits[i].input].path});
         }
-        auto gradients = Watched::make<NodeGradients>(engine, call, std::move(arrives), std::move(sends));
+        auto gradients = PendingGradients::make<NodeGradients>(engine, call, std::move(arrives), std::move(sends));
         live_.push_back(gradients);
-        PostTap::on(*node).add(std::move(gradients));
+        NodePostHook::on(*node).add(std::move(gradients));
         return true;
     }
 
     // Watches a call by hooks on its outputs and on the nodes that send to its inputs.
-    void watch_several(PyObject *engine, PyObject *call, const InputEdges &edges, const std::vector<Place> &outputs,
+    void watch_several(PyObject *engine, PyObject *call, const InputEdges &edges,
+                       const std::vector<GraphTensor> &outputs,
                        uint64_t now) {
-        const auto gradients = Watched::make<CallGradients>(engine, call);
+        const auto gradients = PendingGradients::make<CallGradients>(engine, call);
         live_.push_back(gradients);
         std::vector<bool> passed(edges.inputs.size());
-        for (const Place &output : outputs) {
-            // An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
-            const size_t through = edges.find(output);
-            if (through != kNowhere) passed[through] = true;
-            gradients->outputs.push_back({output.path, through == kNowhere ? Ref() : edges.inputs[through].path});
+        for (const GraphTensor &output : outputs) {
+            // An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
+            // recorded as one.
+            const size_t passthrough = edges.find(output);
+            if (passthrough != kNotFound) passed[passthrough] = true;
+            gradients->outputs.push_back({output.path,
+                                          passthrough == kNotFound ? Ref() : edges.inputs[passthrough].path});
         }
         if (!edges.inputs.empty()) watch_exits(gradients, edges, outputs, passed, now);
         for (size_t i = 0; i < outputs.size(); ++i) {
             if (outputs[i].node)
-                PreTap::behind(*outputs[i].node).add_arrival(gradients, outputs[i].output, i);
+                NodePreHook::behind(*outputs[i].node).add_arrival(gradients, outputs[i].output, i);
             else
                 put_on_leaf(outputs[i].tensor, {gradients, i, true});
         }
     }
 
-    // Reads what is sent to the inputs that are not outputs as well.
+    // Watches what is sent to those inputs that are not outputs as well.
     void watch_exits(const std::shared_ptr<CallGradients> &gradients, const InputEdges &edges,
-                     const std::vector<Place> &outputs, const std::vector<bool> &passed, uint64_t now) {
-        Walk walk(edges, now);
-        for (const Place &output : outputs)
+                     const std::vector<GraphTensor> &outputs, const std::vector<bool> &passed, uint64_t now) {
+        GraphWalk walk(edges, now);
+        for (const GraphTensor &output : outputs)
             if (output.node) walk.from(output.node.get());
         auto &targets = gradients->targets;
-        for (const Exit &exit : walk.exits) {
+        for (const ExitEdge &exit : walk.exits) {
             if (passed[exit.input]) continue;
             const size_t target = gradients->target_of(exit.input, edges.inputs[exit.input].path);
             ++targets[target].expected;
-            PostTap::on(*exit.from).add(gradients, exit.index, target);
+            NodePostHook::on(*exit.from).add(gradients, exit.index, target);
         }
-        // Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes.
+        // Of several nodes that send to one input some may never run: the sum is complete when the backward pass
+        // reaches the input.
         for (size_t i = 0; i < targets.size(); ++i) {
             if (targets[i].expected < 2) continue;
-            const Place &input = edges.inputs[targets[i].input];
+            const GraphTensor &input = edges.inputs[targets[i].input];
             if (input.node)
-                PreTap::first(*input.node).add_completion(gradients, i);
+                NodePreHook::first(*input.node).add_completion(gradients, i);
             else
                 put_on_leaf(input.tensor, {gradients, i, false});
         }
@@ -110,17 +115,17 @@ private:
 
     void put_on_leaf(const Ref &leaf, LeafHook hook) {
         const Ref boxed = Box<LeafHook>::make(std::move(hook));
-        on_leaves_.push_back(call(helpers->put_on_leaf, leaf.get(), boxed.get()));
+        on_leaves_.push_back(call(callbacks->put_on_leaf, leaf.get(), boxed.get()));
     }
 
     void forget_dead() {
-        const auto is_dead = [](const std::weak_ptr<Watched> &reference) { return reference.expired(); };
+        const auto is_dead = [](const std::weak_ptr<PendingGradients> &reference) { return reference.expired(); };
         live_.erase(std::remove_if(live_.begin(), live_.end(), is_dead), live_.end());
     }
 
-    std::vector<std::weak_ptr<Watched>> live_;
-    std::vector<Ref> on_leaves_;  // handles of hooks that no graph takes along
-    size_t crowded_ = kCrowd;
+    std::vector<std::weak_ptr<PendingGradients>> live_;
+    std::vector<Ref> on_leaves_;  // handles of hooks that are not freed with a graph
+    size_t sweep_above_ = kCallsBeforeSweep;
 };
 
 }  // namespace astray

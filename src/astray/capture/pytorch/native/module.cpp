@@ -1,8 +1,9 @@
-// astray.capture.pytorch._torch: the part of astray that speaks with torch's C++, built by build.py on first use.
+// astray.capture.pytorch._torch: the part of astray that is compiled against torch's C++ headers, built by build.py on
+// first use.
 //
-// One file to compile, for torch's headers take most of the time.
+// A single translation unit, since torch's headers take most of the compile time.
 
-#include "ending.h"
+#include "finalizer.h"
 #include "modules.h"
 #include "objects.h"
 #include "parameter_hooks.h"
@@ -64,35 +65,38 @@ PyGetSetDef leaf_attributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to tell whether a compiler is at work
-PyObject *use(PyObject *, PyObject *args) {
+// set_callbacks(add_up, run_uncompiled, put_on_leaf, flags, callback): functions in Python, and the flags that say
+// whether a compiler is active
+PyObject *set_callbacks(PyObject *, PyObject *args) {
     return to_python([&] {
-        PyObject *add_up, *apart, *put_on_leaf, *flags, *callback;
-        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &apart, &put_on_leaf, &flags, &callback)) throw PythonError();
-        *helpers = {Ref::shared(add_up), Ref::shared(apart), Ref::shared(put_on_leaf)};
+        PyObject *add_up, *run_uncompiled, *put_on_leaf, *flags, *callback;
+        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &run_uncompiled, &put_on_leaf, &flags,
+                              &callback)) throw PythonError();
+        *callbacks = {Ref::shared(add_up), Ref::shared(run_uncompiled), Ref::shared(put_on_leaf)};
         compilers->flags = PyDict_Check(flags) && callback != Py_None ? Ref::shared(flags) : Ref();
         compilers->callback = Ref::shared(callback);
         return none();
     });
 }
 
-// equip(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked about functions
-PyObject *equip(PyObject *, PyObject *args) {
+// set_torch_types(op, overriding): the type of plain operators, and a function that says whether a tensor class has a
+// `__torch_function__`
+PyObject *set_torch_types(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *op, *overriding;
         if (!PyArg_ParseTuple(args, "OO", &op, &overriding)) throw PythonError();
-        *facts = {Ref::shared(op), Ref::shared(overriding)};
+        *torch_types = {Ref::shared(op), Ref::shared(overriding)};
         return none();
     });
 }
 
-// living(): of how many calls the gradients are still waited for, or lie in a graph that has outlived its recording
-PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(Watched::living); }
+// living(): the number of calls whose gradients are still pending, or are in a graph that has outlived its recording
+PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(PendingGradients::live_count); }
 
 PyMethodDef functions[] = {
-    {"use", use, METH_VARARGS, nullptr},
-    {"equip", equip, METH_VARARGS, nullptr},
-    {"shown_as", shown_as, METH_VARARGS, nullptr},
+    {"set_callbacks", set_callbacks, METH_VARARGS, nullptr},
+    {"set_torch_types", set_torch_types, METH_VARARGS, nullptr},
+    {"set_python_call", set_python_call, METH_VARARGS, nullptr},
     {"living", living, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -103,9 +107,9 @@ PyModuleDef definition = {
 
 Ref make_module() {
     names = new Names;
-    helpers = new Helpers;
+    callbacks = new PythonCallbacks;
     compilers = new Compilers;
-    facts = new TorchFacts;
+    torch_types = new TorchTypes;
     Ref module = Ref::made(PyModule_Create(&definition));
     Box<InputEdges>::add_to(module, "astray.capture.pytorch._torch.InputEdges", {slot(Py_tp_new, make_edges)});
     Box<LiveGradients>::add_to(module, "astray.capture.pytorch._torch.LiveGradients",
@@ -119,8 +123,9 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    for (const auto add : {add_taker, add_sites, add_stacks, add_structures, add_objects, add_origins, add_calls, add_functions,
-                           add_modules, add_endings})
+    for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins,
+                           add_calls, add_functions,
+                           add_modules, add_finalizer})
         add(module);
     return module;
 }

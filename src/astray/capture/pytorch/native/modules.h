@@ -1,7 +1,7 @@
-// Takes the calls of modules into a recording: what the hooks on them do. `ModuleCapture` in calls/modules.py puts these
-// in place, and does in Python what is out of the ordinary.
+// Records the calls of modules: what the hooks on them do. `ModuleCapture` in calls/modules.py adds these, and handles
+// unusual cases in Python.
 //
-// torch calls the hooks natively, but for where a compiler has to do with them; see compilers.h.
+// torch calls the hooks natively, except while a compiler is active; see compilers.h.
 
 #pragma once
 
@@ -13,24 +13,25 @@ namespace astray {
 
 // The names of attributes that are read or called in `ModuleCapture` and other Python objects.
 struct ModuleNames {
-    Ref buffers = interned("_buffers"), called = interned("_called"), check = interned("check"),
+    Ref buffers = interned("_buffers"), called = interned("_any_called"), check = interned("check"),
         compiled = interned("_compiled_call_impl"), context = interned("dynamo_ctx"), direct = interned("_direct"),
-        first_call = interned("first_call"), follow = interned("follow"), gave_bad = interned("gave_bad"),
+        first_call = interned("first_call"), enter_thread = interned("enter_thread"),
+            on_nonfinite = interned("on_nonfinite"),
         hooked = interned("hooked"), layers = interned("_layers"), lists = interned("_lists"),
         modules = interned("_modules"), note_exception = interned("_note_exception"),
         observe_state = interned("_observe_state"), of = interned("of"), parameters = interned("_parameters"),
-        sources = interned("_sources"), thread = interned("_thread"), unfollow = interned("unfollow"),
-        watch = interned("watch"), whole = interned("_whole");
+        sources = interned("_sources"), thread = interned("_thread"), leave_thread = interned("leave_thread"),
+        watch = interned("watch"), unsharded_types = interned("_unsharded_types");
 };
 
-inline const ModuleNames &module_name() {
+inline const ModuleNames &module_names() {
     static const ModuleNames *known = new ModuleNames();  // for as long as the program runs
     return *known;
 }
 
 // How one module is watched, whether or not its hooks are on.
-struct WatchedPlace {
-    Ref before, after;  // what its hooks do, where that is not what all do
+struct WatchedModule {
+    Ref before, after;  // what its hooks do instead of the default, if anything
     Ref children;       // a `ChildModules`
     bool called = false;
 
@@ -39,10 +40,12 @@ struct WatchedPlace {
         for (Ref *one : {&before, &after, &children}) visit(*one);
     }
 
-    // Whether the modules right below one are those that are known.
-    bool has_its_children(PyObject *module, PyObject *modules) const {
-        const Ref direct = attribute(children, module_name().direct), lists = attribute(children, module_name().lists);
-        if (!modules || !PyDict_Check(modules) || PyList_Size(lists)) return is_true(call_method(children, module_name().of, module));
+    // Whether the children of a module are the known ones.
+    bool has_same_children(PyObject *module, PyObject *modules) const {
+        const Ref direct = attribute(children, module_names().direct),
+            lists = attribute(children, module_names().lists);
+        if (!modules || !PyDict_Check(modules) || PyList_Size(lists))
+            return is_true(call_method(children, module_names().of, module));
         const Py_ssize_t size = PyTuple_Size(direct);
         if (PyDict_Size(modules) != size) return false;
         PyObject *child;
@@ -55,27 +58,30 @@ struct WatchedPlace {
     static int init(PyObject *self, PyObject *args, PyObject *) {
         return to_status([&] {
             PyObject *before, *after, *children;
-            if (!PyArg_ParseTuple(args, "OOO:WatchedPlace", &before, &after, &children)) throw PythonError();
-            WatchedPlace &place = Object<WatchedPlace>::in(self);
-            read_object(before, place.before), read_object(after, place.after), read_object(children, place.children);
+            if (!PyArg_ParseTuple(args, "OOO:WatchedModule", &before, &after, &children)) throw PythonError();
+            WatchedModule &watched = Object<WatchedModule>::in(self);
+            read_object(before, watched.before), read_object(after, watched.after),
+                read_object(children, watched.children);
         });
     }
 };
 
-class Modules {
+class ModuleCalls {
 public:
     Ref engine;
     Ref capture;  // the `ModuleCapture`
-    Ref flat, modes, origins, fast_paths, gatherings, parameters, parameter_type;
-    Ref layers, whole, sources, hooked;  // of `fast_paths`, `gatherings` and `parameters`, which stay the same objects
-    Following following;
+    Ref flat, modes, origins, fast_paths, gathered, parameters, parameter_type;
+    // Attributes of `fast_paths`, `gathered` and `parameters` that are never replaced.
+    Ref layers, unsharded_types, sources, hooked;
+    GradientWatcher watcher;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&engine, &capture, &flat, &modes, &origins, &fast_paths, &gatherings, &parameters, &layers, &whole,
+        for (Ref *one : {&engine, &capture, &flat, &modes, &origins, &fast_paths, &gathered, &parameters, &layers,
+                         &unsharded_types,
                          &sources, &hooked})
             visit(*one);
-        following.each(visit);
+        watcher.each(visit);
     }
 
     Calls &calls() const { return Calls::of(engine); }
@@ -84,18 +90,20 @@ public:
     void enter(PyObject *site, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *frame) {
         check_module(module);
         Calls &calls = this->calls();
-        const Ref object = calls.enter(site, frame, Phase::forward, is_passing());  // inside a backward: checkpointing
+        const Ref object = calls.enter(site, frame, Phase::forward, in_backward());  // inside a backward: checkpointing
         OpenCall &call = Calls::call_in(object);
-        if (!is_own_thread()) call_method(modes, module_name().follow, object.get());
-        Box<Origins>::in(origins).mark(object);
+        if (!is_own_thread()) call_method(modes, module_names().enter_thread, object.get());
+        Box<NodeOrigins>::in(origins).mark(object);
         if (!call.recorded) return;
         const Arguments given = Object<Structures>::in(flat).arguments(args, kwargs);
         if (call.has_row()) {
             calls.begin(call, given.skeleton);
-            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path}, one.tensor);
+            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path},
+                one.tensor);
             observe_state(site, module, call);
         }
-        if (calls.follows_gradients(call) && at::GradMode::is_enabled()) call.adapter = following.edges_of(given.tensors);
+        if (calls.follows_gradients(call) && at::GradMode::is_enabled())
+            call.input_edges = watcher.edges_of(given.tensors);
     }
 
     // A module has run.
@@ -103,16 +111,16 @@ public:
         const Ref object = calls().innermost(site);
         if (!object) return;
         const auto finish = [&] {
-            Calls::call_in(object).adapter = Ref();
-            if (!is_own_thread()) call_method(modes, module_name().unfollow, object.get());
+            Calls::call_in(object).input_edges = Ref();
+            if (!is_own_thread()) call_method(modes, module_names().leave_thread, object.get());
             calls().leave(object);
-            Box<Origins>::in(origins).mark(calls().enclosing());
+            Box<NodeOrigins>::in(origins).mark(calls().enclosing());
         };
         try {
-            if (Calls::call_in(object).recorded) take_result(object, result);
+            if (Calls::call_in(object).recorded) observe_result(object, result);
         } catch (...) {
             set_error();
-            SavedError first;  // the one to tell of, unless the second is the program's
+            SavedError first;  // the one to report, unless the second is the program's
             calls().attempt(finish, "the end of ", Object<Site>::in(site).name);
             first.restore();
             throw PythonError();
@@ -120,31 +128,31 @@ public:
         finish();
     }
 
-    // Ends the step: what modules start from is looked at anew.
+    // Ends the step: parameters and buffers of every module are recorded again.
     void next_step() { states_.clear(); }
 
 private:
-    struct Known {
+    struct ParameterVersion {
         const at::TensorImpl *tensor;
         int64_t version, size;
         const void *address;
 
-        bool operator==(const Known &other) const {
+        bool operator==(const ParameterVersion &other) const {
             return tensor == other.tensor && version == other.version && size == other.size && address == other.address;
         }
     };
-    using State = std::vector<Known>;
+    using ParameterVersions = std::vector<ParameterVersion>;
 
-    // What must be in order before a module runs.
+    // Updates the state of hooks and gathered parameters before a module runs.
     void check_module(PyObject *module) {
-        if (!called_) astray::check(PyObject_SetAttr(capture, module_name().called, Py_True));
+        if (!called_) astray::check(PyObject_SetAttr(capture, module_names().called, Py_True));
         called_ = true;
-        if (PyList_Size(layers)) call_method(fast_paths, module_name().check);
-        if (!astray::check(PySet_Contains(whole, reinterpret_cast<PyObject *>(Py_TYPE(module)))))
-            call_method(gatherings, module_name().check, module);
+        if (PyList_Size(layers)) call_method(fast_paths, module_names().check);
+        if (!astray::check(PySet_Contains(unsharded_types, reinterpret_cast<PyObject *>(Py_TYPE(module)))))
+            call_method(gathered, module_names().check, module);
     }
 
-    // Modes are followed to other threads; on their own they are on already.
+    // On other threads the modes are pushed at the start of a call; on their own thread they are on already.
     bool is_own_thread() const { return PyThread_get_thread_ident() == thread_; }
 
     static PyObject *item_of(PyObject *dict, PyObject *name) {  // nullptr when there is none
@@ -153,18 +161,21 @@ private:
         return found;
     }
 
-    // The parameters, as what tells whether they are still the same; nothing when Python should look at them.
-    std::optional<State> state_of(PyObject *own) const {
-        PyObject *all = item_of(own, module_name().parameters), *buffers = item_of(own, module_name().buffers), *name, *one;
-        if (!all || !buffers || !PyDict_Check(all) || !PyDict_Check(buffers) || PyDict_Size(sources)) return std::nullopt;
-        PyObject *compiled = item_of(own, module_name().compiled);  // by torch.compile, in place or as a wrapper
-        if ((compiled && compiled != Py_None) || item_of(own, module_name().context)) return std::nullopt;
+    // Keys of the parameters that change when they do; nullopt when Python has to handle this module.
+    std::optional<ParameterVersions> state_of(PyObject *own) const {
+        PyObject *all = item_of(own, module_names().parameters), *buffers = item_of(own, module_names().buffers), *name,
+            *one;
+        if (!all || !buffers || !PyDict_Check(all) || !PyDict_Check(buffers) || PyDict_Size(sources))
+            return std::nullopt;
+        PyObject *compiled = item_of(own, module_names().compiled);  // by torch.compile, in place or as a wrapper
+        if ((compiled && compiled != Py_None) || item_of(own, module_names().context)) return std::nullopt;
         for (Py_ssize_t at = 0; PyDict_Next(buffers, &at, nullptr, &one);)
             if (one != Py_None) return std::nullopt;
-        State state;
+        ParameterVersions state;
         for (Py_ssize_t at = 0; PyDict_Next(all, &at, &name, &one);) {
             if (one == Py_None) continue;
-            const bool plain = reinterpret_cast<PyObject *>(Py_TYPE(one)) == parameter_type.get() && PyUnicode_Check(name) &&
+            const bool plain = reinterpret_cast<PyObject *>(Py_TYPE(one)) == parameter_type.get() &&
+                PyUnicode_Check(name) &&
                                PyUnicode_FindChar(name, '.', 0, PyUnicode_GetLength(name), 1) == -1;
             if (!plain) return std::nullopt;
             const at::Tensor &tensor = THPVariable_Unpack(one);
@@ -178,81 +189,83 @@ private:
     // The module's own parameters and buffers, at its first call of a step and whenever they have changed.
     void observe_state(PyObject *site, PyObject *module, const OpenCall &call) {
         const Ref own = Ref::made(PyObject_GenericGetDict(module, nullptr));
-        std::optional<State> now = state_of(own);
+        std::optional<ParameterVersions> now = state_of(own);
         if (!now) {
-            call_method(capture, module_name().observe_state, site, module, to_object(call.seq).get());
+            call_method(capture, module_names().observe_state, site, module, to_object(call.seq).get());
             return;
         }
         const auto then = states_.find(site);
         if (now->empty() || (then != states_.end() && then->second.second == *now)) return;
         states_[site] = {Ref::shared(site), std::move(*now)};
-        observe_parameters(Object<Site>::in(site), item_of(own, module_name().parameters), call);
+        observe_parameters(Object<Site>::in(site), item_of(own, module_names().parameters), call);
     }
 
     void observe_parameters(const Site &site, PyObject *all, const OpenCall &call) {
         const Ref items = Ref::made(PyDict_Items(all));  // a copy: the program may change it meanwhile
         const bool is_root = is_text(site.name, "<root>");   // astray.records.ROOT
         for (Py_ssize_t i = 0; i < PyList_Size(items); ++i) {
-            PyObject *name = PyTuple_GetItem(PyList_GetItem(items, i), 0), *one = PyTuple_GetItem(PyList_GetItem(items, i), 1);
+            PyObject *name = PyTuple_GetItem(PyList_GetItem(items, i), 0),
+                *one = PyTuple_GetItem(PyList_GetItem(items, i), 1);
             if (one == Py_None) continue;
             calls().tensors.observe({call.seq, Role::parameter, name}, one);
             if (is_hooked(one)) continue;
             // It may have been made, replaced or unfrozen since the start.
-            const Ref full = is_root ? Ref::shared(name) : Ref::made(PyUnicode_FromFormat("%U.%U", site.name.get(), name));
-            call_method(parameters, module_name().watch, one, full.get(), site.name.get(), site.root.get());
+            const Ref full = is_root ? Ref::shared(name) : Ref::made(PyUnicode_FromFormat("%U.%U", site.name.get(),
+                name));
+            call_method(parameters, module_names().watch, one, full.get(), site.name.get(), site.root.get());
         }
     }
 
-    // Whether the gradients of a parameter are seen already, as `ParameterCapture` knows.
+    // Whether `ParameterCapture` already watches the gradients of a parameter.
     bool is_hooked(PyObject *parameter) const {
         PyObject *reference = item_of(hooked, Ref::made(PyLong_FromVoidPtr(parameter)));
         return reference && call(reference).get() == parameter;
     }
 
-    void take_result(PyObject *object, PyObject *result) {
+    void observe_result(PyObject *object, PyObject *result) {
         Calls &calls = this->calls();
         const OpenCall &call = Calls::call_in(object);
-        if (result == Py_None && !call.recompute)  // checkpointing stops work done again by an exception of its own
-            call_method(capture, module_name().note_exception, call.site.get(), to_object(call.frame).get());
+        if (result == Py_None && !call.recompute)  // checkpointing ends a recomputation by an exception
+            call_method(capture, module_names().note_exception, call.site.get(), to_object(call.frame).get());
         const NamedTensors outputs = Object<Structures>::in(flat).result(result);
         bool bad = false;
         if (call.has_row())
             for (const NamedTensor &one : outputs)
                 bad |= calls.tensors.observe({call.seq, Role::output, one.path}, one.tensor);
-        if (bad) call_method(capture, module_name().gave_bad, object, to_object(outputs).get());
-        if (call.adapter) following.watch(engine, object, call.adapter, outputs);
+        if (bad) call_method(capture, module_names().on_nonfinite, object, to_object(outputs).get());
+        if (call.input_edges) watcher.watch(engine, object, call.input_edges, outputs);
     }
 
     bool called_ = false;
     unsigned long thread_ = 0;  // the one that the modes are on for
-    std::unordered_map<PyObject *, std::pair<Ref, State>> states_;  // by site, which is held
+    std::unordered_map<PyObject *, std::pair<Ref, ParameterVersions>> states_;  // by site, which is held
 
     friend int init_modules(PyObject *, PyObject *, PyObject *);
 };
 
 // ---- hooks ---------------------------------------------------------------------------------------------------------
 
-// Sits on a module: one kind before its call, another after it.
+// The hooks on a module: one kind runs before its call, another after it.
 class ModuleHook {
 public:
-    Ref modules, engine, site, place;
-    Ref action;  // what is done in place of what all do
-    Ref follow;  // brings names and hooks in line with a model that has changed
+    Ref modules, engine, site, watched;
+    Ref action;  // replaces the default action, if not empty
+    Ref resync;  // brings names and hooks in line with a model that has changed
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&modules, &engine, &site, &place, &action, &follow}) visit(*one);
+        for (Ref *one : {&modules, &engine, &site, &watched, &action, &resync}) visit(*one);
     }
 
-    // `depth` says how many frames of our own lie above torch's function that goes on to call `forward`.
+    // `depth` is the number of our own frames inside torch's function that is going to call `forward`.
     void before(PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
         run([&] {
-            WatchedPlace &watched = Object<WatchedPlace>::in(place);
-            const bool is_first = !std::exchange(watched.called, true);
+            WatchedModule &state = Object<WatchedModule>::in(watched);
+            const bool is_first = !std::exchange(state.called, true);
             const Ref own = Ref::made(PyObject_GenericGetDict(module, nullptr));
             Ref at = site;
-            if (!watched.has_its_children(module, PyDict_GetItemWithError(own, module_name().modules))) {
-                const Ref now = call(follow, module);
+            if (!state.has_same_children(module, PyDict_GetItemWithError(own, module_names().modules))) {
+                const Ref now = call(resync, module);
                 if (now.get() != Py_None) at = now;
             }
             if (action) {
@@ -260,33 +273,33 @@ public:
             } else if (Calls::of(engine).recording) {
                 Ref frame = innermost_frame();
                 if (frame && depth) frame = frame_around(frame);
-                Object<Modules>::in(modules).enter(at, module, args, kwargs, frame);
+                Object<ModuleCalls>::in(modules).enter(at, module, args, kwargs, frame);
             }
-            if (is_first) call_method(Object<Modules>::in(modules).capture, module_name().first_call, at.get());
+            if (is_first) call_method(Object<ModuleCalls>::in(modules).capture, module_names().first_call, at.get());
         });
     }
 
     void after(PyObject *result) {
         run([&] {
             if (action) call(action, site.get(), result);
-            else Object<Modules>::in(modules).leave(site, result);
+            else Object<ModuleCalls>::in(modules).leave(site, result);
         });
     }
 
 private:
-    // Nothing may be done when no recording listens, or a tracer would take it for a part of the model.
-    bool sleeps() const {
+    // A hook does nothing when nothing is recorded, or while a tracer would record it as a part of the model.
+    bool is_inactive() const {
         Calls &calls = Calls::of(engine);
         if (!calls.recording && calls.open().empty()) return true;
-        return torch::jit::tracer::isTracing() || !calls.is_here;
+        return torch::jit::tracer::isTracing() || !calls.in_own_process;
     }
 
     template <class Work>
     void run(Work work) {
-        if (sleeps()) return;
-        const Ref kept = modules;  // what is done may take the hook off
+        if (is_inactive()) return;
+        const Ref kept = modules;  // the action may remove the hook
         const auto unseen = [&] {
-            const OutOfSight out_of_sight;
+            const TorchFunctionOff torch_function_off;
             work();
         };
         Calls::of(engine).attempt(unseen, "the call of ", Object<Site>::in(site).name);
@@ -301,20 +314,21 @@ struct AfterHook : ModuleHook {};
 inline int init_modules(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *given[11];
-        if (!PyArg_ParseTuple(args, "O!OO!OOOO!OOOO:Modules", Object<Calls>::type, &given[0], &given[1],
-                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5], Box<Origins>::type,
+        if (!PyArg_ParseTuple(args, "O!OO!OOOO!OOOO:ModuleCalls", Object<Calls>::type, &given[0], &given[1],
+                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5],
+                              Box<NodeOrigins>::type,
                               &given[6], &given[7], &given[8], &given[9], &given[10]))
             throw PythonError();
-        Modules &modules = Object<Modules>::in(self);
-        Ref *members[] = {&modules.engine,     &modules.capture, &modules.flat,    &modules.following.gradients,
-                          &modules.following.edges, &modules.modes,   &modules.origins, &modules.fast_paths,
-                          &modules.gatherings, &modules.parameters, &modules.parameter_type};
+        ModuleCalls &modules = Object<ModuleCalls>::in(self);
+        Ref *members[] = {&modules.engine,     &modules.capture, &modules.flat,    &modules.watcher.gradients,
+                          &modules.watcher.edges, &modules.modes,   &modules.origins, &modules.fast_paths,
+                          &modules.gathered, &modules.parameters, &modules.parameter_type};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
-        modules.layers = attribute(modules.fast_paths, module_name().layers);
-        modules.whole = attribute(modules.gatherings, module_name().whole);
-        modules.sources = attribute(modules.gatherings, module_name().sources);
-        modules.hooked = attribute(modules.parameters, module_name().hooked);
-        modules.thread_ = PyLong_AsUnsignedLong(attribute(modules.modes, module_name().thread));
+        modules.layers = attribute(modules.fast_paths, module_names().layers);
+        modules.unsharded_types = attribute(modules.gathered, module_names().unsharded_types);
+        modules.sources = attribute(modules.gathered, module_names().sources);
+        modules.hooked = attribute(modules.parameters, module_names().hooked);
+        modules.thread_ = PyLong_AsUnsignedLong(attribute(modules.modes, module_names().thread));
         if (PyErr_Occurred()) throw PythonError();
     });
 }
@@ -326,7 +340,7 @@ inline PyObject *enter(PyObject *self, PyObject *given) {
         PyObject *site, *module, *args, *kwargs, *frame;
         if (!PyArg_ParseTuple(given, "O!OOOO:enter", Object<Site>::type, &site, &module, &args, &kwargs, &frame))
             throw PythonError();
-        Object<Modules>::in(self).enter(site, module, args, kwargs, functions::or_null(frame));
+        Object<ModuleCalls>::in(self).enter(site, module, args, kwargs, functions::or_null(frame));
         return none();
     });
 }
@@ -335,26 +349,26 @@ inline PyObject *leave(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *site, *result;
         if (!PyArg_ParseTuple(given, "O!O:leave", Object<Site>::type, &site, &result)) throw PythonError();
-        Object<Modules>::in(self).leave(site, result);
+        Object<ModuleCalls>::in(self).leave(site, result);
         return none();
     });
 }
 
 inline PyObject *next_step(PyObject *self, PyObject *) {
-    Object<Modules>::in(self).next_step();
+    Object<ModuleCalls>::in(self).next_step();
     return none().release();
 }
 
 template <class Hook>
 int init_hook(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
-        PyObject *modules, *site, *place, *action, *follow;
-        if (!PyArg_ParseTuple(args, "O!O!O!OO", Object<Modules>::type, &modules, Object<Site>::type, &site,
-                              Object<WatchedPlace>::type, &place, &action, &follow))
+        PyObject *modules, *site, *watched, *action, *resync;
+        if (!PyArg_ParseTuple(args, "O!O!O!OO", Object<ModuleCalls>::type, &modules, Object<Site>::type, &site,
+                              Object<WatchedModule>::type, &watched, &action, &resync))
             throw PythonError();
         Hook &hook = Object<Hook>::in(self);
-        hook.modules = Ref::shared(modules), hook.engine = Object<Modules>::in(modules).engine;
-        hook.site = Ref::shared(site), hook.place = Ref::shared(place), hook.follow = Ref::shared(follow);
+        hook.modules = Ref::shared(modules), hook.engine = Object<ModuleCalls>::in(modules).engine;
+        hook.site = Ref::shared(site), hook.watched = Ref::shared(watched), hook.resync = Ref::shared(resync);
         read_object(action, hook.action);
     });
 }
@@ -363,12 +377,12 @@ inline Ref in_python(PyObject *self, PyObject *args, PyObject *kwargs) {
     return Ref::made(PyObject_Call(attribute(self, compilers->call), args, kwargs));
 }
 
-// Called with the module, its arguments and, if torch was told that we want them, those given by name.
+// Called with the module, its arguments and, if it was registered with them, the keyword arguments.
 inline PyObject *before(PyObject *self, PyObject *args, PyObject *kwargs) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
         const Py_ssize_t count = PyTuple_Size(args);
-        if (kwargs || count < 2 || count > 3 || !compilers->are_away()) return in_python(self, args, kwargs);
+        if (kwargs || count < 2 || count > 3 || !compilers->are_idle()) return in_python(self, args, kwargs);
         PyObject *named = count == 3 ? functions::or_null(PyTuple_GetItem(args, 2)) : nullptr;
         Object<BeforeHook>::in(self).before(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), named, 0);
         return none();
@@ -378,18 +392,18 @@ inline PyObject *before(PyObject *self, PyObject *args, PyObject *kwargs) {
 inline PyObject *run_before(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
-        taker::expect(count, 3);
+        bindings::expect(count, 3);
         Object<BeforeHook>::in(self).before(given[0], given[1], functions::or_null(given[2]), 1);
         return none();
     });
 }
 
-// The result comes last, with and without arguments given by name before it.
+// The result is the last argument, with or without keyword arguments before it.
 inline PyObject *after(PyObject *self, PyObject *args, PyObject *kwargs) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
         const Py_ssize_t count = PyTuple_Size(args);
-        if (kwargs || count < 3 || !compilers->are_away()) return in_python(self, args, kwargs);
+        if (kwargs || count < 3 || !compilers->are_idle()) return in_python(self, args, kwargs);
         Object<AfterHook>::in(self).after(PyTuple_GetItem(args, count - 1));
         return none();
     });
@@ -406,8 +420,10 @@ inline PyObject *run_after(PyObject *self, PyObject *result) {
 template <class Hook, class Run>
 void add_hook(PyObject *module, const char *name, Run call, PyMethodDef *methods) {
     static PyGetSetDef attributes[] = {
-        {"engine", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).engine).release(); }, nullptr, nullptr, nullptr},
-        {"site", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).site).release(); }, nullptr, nullptr, nullptr},
+        {"engine", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).engine).release(); }, nullptr,
+         nullptr, nullptr},
+        {"site", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).site).release(); }, nullptr,
+         nullptr, nullptr},
         {},
     };
     Object<Hook>::add_to(module, name, {slot(Py_tp_init, init_hook<Hook>), slot(Py_tp_call, call),
@@ -425,17 +441,17 @@ inline void add_modules(PyObject *module) {
     };
     static PyMethodDef of_before[] = {{"run", fast(modules::run_before), METH_FASTCALL, nullptr}, {}};
     static PyMethodDef of_after[] = {{"run", modules::run_after, METH_O, nullptr}, {}};
-    static PyGetSetDef of_places[] = {
-        member_of<WatchedPlace, &WatchedPlace::before>("before"),
-        member_of<WatchedPlace, &WatchedPlace::after>("after"),
-        member_of<WatchedPlace, &WatchedPlace::children>("children"),
-        member_of<WatchedPlace, &WatchedPlace::called>("called"),
+    static PyGetSetDef of_watched[] = {
+        member_of<WatchedModule, &WatchedModule::before>("before"),
+        member_of<WatchedModule, &WatchedModule::after>("after"),
+        member_of<WatchedModule, &WatchedModule::children>("children"),
+        member_of<WatchedModule, &WatchedModule::called>("called"),
         {},
     };
-    Object<Modules>::add_to(module, "astray.capture.pytorch._torch.Modules",
+    Object<ModuleCalls>::add_to(module, "astray.capture.pytorch._torch.ModuleCalls",
                             {slot(Py_tp_init, init_modules), slot(Py_tp_methods, methods)});
-    Object<WatchedPlace>::add_to(module, "astray.capture.pytorch._torch.WatchedPlace",
-                                 {slot(Py_tp_init, WatchedPlace::init), slot(Py_tp_getset, of_places)});
+    Object<WatchedModule>::add_to(module, "astray.capture.pytorch._torch.WatchedModule",
+                                 {slot(Py_tp_init, WatchedModule::init), slot(Py_tp_getset, of_watched)});
     modules::add_hook<BeforeHook>(module, "astray.capture.pytorch._torch.BeforeHook", modules::before, of_before);
     modules::add_hook<AfterHook>(module, "astray.capture.pytorch._torch.AfterHook", modules::after, of_after);
 }

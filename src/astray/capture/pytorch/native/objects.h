@@ -1,7 +1,7 @@
-// Finds the tensors in the attributes of an object; `Objects` in capture/structure.py says which and why.
+// Finds the tensors in the attributes of an object; `ObjectWalk` in capture/structure.py says which and why.
 //
-// No code of the object runs: attributes are read from its `__dict__` and its slots by the descriptors that Python itself
-// made for them, past every property and `__getattr__`, and containers by Python's own functions.
+// No code of the object runs: attributes are read from its `__dict__` and its slots by the descriptors that Python
+// itself made for them, past every property and `__getattr__`, and containers by Python's own functions.
 
 #pragma once
 
@@ -15,14 +15,14 @@
 
 namespace astray {
 
-// The descriptors of slots and of `__dict__`, of each class that was met.
+// The descriptors of slots and of `__dict__`, for each class seen so far.
 class Descriptors {
 public:
     struct Named {
-        Ref name, descriptor;  // without a name: what gives `__dict__`
+        Ref name, descriptor;  // without a name: the descriptor of `__dict__`
     };
 
-    // In the order in which classes inherit. A copy is shared, so that the table may change while it is used.
+    // In method resolution order. A shared copy, so that the table may change while it is used.
     std::shared_ptr<const std::vector<Named>> of(PyTypeObject *type) {
         const auto known = known_.find(type);
         if (known != known_.end()) return known->second.own;
@@ -36,7 +36,7 @@ private:
     static constexpr size_t kMany = 1000;
 
     struct Known {
-        Ref type;  // held, so that its address is no other's
+        Ref type;  // kept alive, so that its address is not reused
         std::shared_ptr<const std::vector<Named>> own;
     };
 
@@ -73,7 +73,7 @@ private:
     std::unordered_map<PyTypeObject *, Known> known_;
 };
 
-class Objects {
+class ObjectWalk {
 public:
     template <class Visit>
     void each(Visit visit) {
@@ -83,9 +83,9 @@ public:
     static int init(PyObject *self, PyObject *args, PyObject *) {
         return to_status([&] {
             PyObject *is_tensor, *epoch;
-            Objects &own = Object<Objects>::in(self);
-            if (!PyArg_ParseTuple(args, "OOnnn:Objects", &is_tensor, &epoch, &own.deepest_, &own.most_tensors_,
-                                  &own.most_things_))
+            ObjectWalk &own = Object<ObjectWalk>::in(self);
+            if (!PyArg_ParseTuple(args, "OOnnn:ObjectWalk", &is_tensor, &epoch, &own.deepest_, &own.most_tensors_,
+                                  &own.most_items_))
                 throw PythonError();
             read_object(is_tensor, own.is_tensor_), read_object(epoch, own.epoch_);
         });
@@ -96,7 +96,7 @@ public:
             PyObject *value, *path;
             if (!PyArg_ParseTuple(args, "OU:tensors", &value, &path)) throw PythonError();
             bool cut_short = false;
-            const NamedTensors found = Object<Objects>::in(self).tensors(value, path, cut_short);
+            const NamedTensors found = Object<ObjectWalk>::in(self).tensors(value, path, cut_short);
             return Ref::made(PyTuple_Pack(2, to_object(found).get(), to_object(cut_short).get()));
         });
     }
@@ -107,9 +107,9 @@ private:
     // One walk through an object.
     struct Search {
         std::unordered_set<PyObject *> met;
-        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by the walk
-        Py_ssize_t things = 0, tensors = 0;
-        NamedTensors told;
+        std::vector<PyObject *> names;  // the attributes and items on the path from the root, kept alive by the walk
+        Py_ssize_t items = 0, tensors = 0;
+        NamedTensors found;
         bool cut_short = false;
     };
 
@@ -121,15 +121,15 @@ private:
             look_into(value, search);
         }
         cut_short = search.cut_short;
-        return std::move(search.told);
+        return std::move(search.found);
     }
 
-    // What is met twice, as in a circle, counts once.
+    // An object that is met twice, as in a cycle, counts once.
     void look_into(PyObject *value, Search &search) {
         if (!search.met.insert(value).second) return;
         for (const auto &[name, item] : items_of(value)) {
             if (is_plain(item)) continue;
-            if (++search.things > most_things_ || search.tensors >= most_tensors_) {
+            if (++search.items > most_items_ || search.tensors >= most_tensors_) {
                 search.cut_short = search.cut_short || search.tensors;
                 return;
             }
@@ -137,7 +137,7 @@ private:
             if (is_tensor(item)) {
                 if (search.met.insert(item).second) {
                     ++search.tensors;
-                    if (is_new(item)) search.told.push_back({path_of(search.names), item});
+                    if (is_new(item)) search.found.push_back({path_of(search.names), item});
                 }
             } else if (static_cast<Py_ssize_t>(search.names.size()) - 2 < deepest_ && is_searched(item)) {
                 look_into(item, search);
@@ -160,7 +160,7 @@ private:
         return value == Py_None;
     }
 
-    // No class, no function, and no module or the like that can be called.
+    // Classes, functions, modules and other callables are not searched.
     static bool is_searched(PyObject *value) {
         return !PyCallable_Check(value) && !PyModule_Check(value) && !is_plain(value);
     }
@@ -169,7 +169,7 @@ private:
         return is_tensor_ ? is_true(call(is_tensor_, value)) : THPVariable_Check(value);
     }
 
-    // Whatever is there now: what is done with it may change the object.
+    // A copy of the items: what is done with them may change the object.
     Items items_of(PyObject *value) {
         Items found;
         if (PyDict_Check(value)) {
@@ -196,7 +196,7 @@ private:
         const auto descriptors = descriptors_.of(Py_TYPE(value));
         for (const auto &[name, descriptor] : *descriptors) {
             const Ref held = Ref::owned(Py_TYPE(descriptor.get())->tp_descr_get(descriptor, value, type));
-            if (!held) {  // nothing has been set
+            if (!held) {  // the attribute is not set
                 if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw PythonError();
                 PyErr_Clear();
             } else if (name) {
@@ -209,27 +209,28 @@ private:
 
     // ---- what has been returned already ----------------------------------------------------------------------------
 
-    struct Told {
-        c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is no other's
+    struct Returned {
+        c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is not reused
         int64_t version;
     };
 
     void begin() {
         if (!epoch_) return;
         Ref now = call(epoch_);
-        if (!now_ || !check(PyObject_RichCompareBool(now, now_, Py_EQ))) told_.clear();
+        if (!now_ || !check(PyObject_RichCompareBool(now, now_, Py_EQ))) returned_.clear();
         now_ = std::move(now);
-        if (told_.size() > kMany)
-            for (auto one = told_.begin(); one != told_.end();)
-                one = one->second.tensor.expired() ? told_.erase(one) : std::next(one);
+        if (returned_.size() > kMany)
+            for (auto one = returned_.begin(); one != returned_.end();)
+                one = one->second.tensor.expired() ? returned_.erase(one) : std::next(one);
     }
 
     bool is_new(PyObject *value) {
         if (!epoch_ || !THPVariable_Check(value)) return true;
         const at::Tensor &tensor = THPVariable_Unpack(value);
         const int64_t version = tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
-        const auto [place, added] = told_.try_emplace(
-            tensor.unsafeGetTensorImpl(), Told{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), version});
+        const auto [place, added] = returned_.try_emplace(
+            tensor.unsafeGetTensorImpl(), Returned{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                                                   version});
         const bool is_another = added || place->second.version != version;
         place->second.version = version;
         return is_another;
@@ -238,15 +239,15 @@ private:
     static constexpr size_t kMany = 4096;
 
     Ref is_tensor_, epoch_, now_;
-    Py_ssize_t deepest_ = 0, most_tensors_ = 0, most_things_ = 0;
+    Py_ssize_t deepest_ = 0, most_tensors_ = 0, most_items_ = 0;
     Descriptors descriptors_;
-    std::unordered_map<c10::TensorImpl *, Told> told_;
+    std::unordered_map<c10::TensorImpl *, Returned> returned_;
 };
 
 inline void add_objects(PyObject *module) {
-    static PyMethodDef methods[] = {{"tensors", Objects::py_tensors, METH_VARARGS, nullptr}, {}};
-    Object<Objects>::add_to(module, "astray.capture.pytorch._torch.Objects",
-                            {slot(Py_tp_init, Objects::init), slot(Py_tp_methods, methods)});
+    static PyMethodDef methods[] = {{"tensors", ObjectWalk::py_tensors, METH_VARARGS, nullptr}, {}};
+    Object<ObjectWalk>::add_to(module, "astray.capture.pytorch._torch.ObjectWalk",
+                            {slot(Py_tp_init, ObjectWalk::init), slot(Py_tp_methods, methods)});
 }
 
 }  // namespace astray

@@ -1,8 +1,8 @@
-// Tells in which module call the backward pass is: the one whose forward made the autograd node that runs now.
+// Finds the module call that the backward pass is in: the one whose forward made the running autograd node.
 //
-// Autograd numbers its nodes as they are made. Each module call notes the number at which it starts and ends, so a node's
-// number says between which of these marks it was born. Needed by the function and op levels, where the backward pass
-// makes calls of its own.
+// Autograd numbers its nodes as they are made. Each module call notes the number at which it starts and ends, so a
+// node's number says between which of these marks it was made. Needed by the function and op levels, where the backward
+// pass makes calls of its own.
 
 #pragma once
 
@@ -17,11 +17,11 @@
 
 namespace astray {
 
-class Origins {
+class NodeOrigins {
 public:
     bool wanted = false;
 
-    // From here on nodes belong to `call`; to none when it is empty.
+    // Nodes made from now on belong to `call`; to none when it is empty.
     void mark(const Ref &call) {
         if (!wanted || !at::GradMode::is_enabled()) return;
         auto &marks = by_thread_[PyThread_get_thread_ident()];
@@ -29,11 +29,11 @@ public:
         latest_ = marks;
         marks->push_back({at::sequence_number::peek(), call});
         if (marks->size() <= kMost) return;
-        const Marks gone(marks->begin(), marks->begin() + kMost / 2);  // lets go of them when they are out of the list
+        const Marks gone(marks->begin(), marks->begin() + kMost / 2);  // destroyed after they have left the list
         marks->erase(marks->begin(), marks->begin() + kMost / 2);
     }
 
-    // The call whose forward made the node that the backward pass is at; empty outside of modules.
+    // The call whose forward made the running node; empty for nodes made outside of modules.
     Ref current() const {
         const auto node = torch::autograd::get_current_node();
         if (!node) return Ref();
@@ -52,15 +52,15 @@ public:
     }
 
     static PyObject *make(PyTypeObject *, PyObject *, PyObject *) {
-        return to_python([] { return Box<Origins>::make(); });
+        return to_python([] { return Box<NodeOrigins>::make(); });
     }
     static PyObject *py_clear(PyObject *self, PyObject *) {
-        Box<Origins>::in(self).clear();
+        Box<NodeOrigins>::in(self).clear();
         return none().release();
     }
-    static PyObject *get_wanted(PyObject *self, void *) { return PyBool_FromLong(Box<Origins>::in(self).wanted); }
+    static PyObject *get_wanted(PyObject *self, void *) { return PyBool_FromLong(Box<NodeOrigins>::in(self).wanted); }
     static int set_wanted(PyObject *self, PyObject *given, void *) {
-        return to_status([&] { Box<Origins>::in(self).wanted = is_true(given); });
+        return to_status([&] { Box<NodeOrigins>::in(self).wanted = is_true(given); });
     }
 
 private:
@@ -77,10 +77,12 @@ private:
 };
 
 inline void add_origins(PyObject *module) {
-    static PyMethodDef methods[] = {{"clear", Origins::py_clear, METH_NOARGS, nullptr}, {}};
-    static PyGetSetDef attributes[] = {{"wanted", Origins::get_wanted, Origins::set_wanted, nullptr, nullptr}, {}};
-    Box<Origins>::add_to(module, "astray.capture.pytorch._torch.Origins",
-                         {slot(Py_tp_new, Origins::make), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
+    static PyMethodDef methods[] = {{"clear", NodeOrigins::py_clear, METH_NOARGS, nullptr}, {}};
+    static PyGetSetDef attributes[] = {
+        {"wanted", NodeOrigins::get_wanted, NodeOrigins::set_wanted, nullptr, nullptr}, {}};
+    Box<NodeOrigins>::add_to(module, "astray.capture.pytorch._torch.NodeOrigins",
+                         {slot(Py_tp_new, NodeOrigins::make), slot(Py_tp_methods, methods),
+                          slot(Py_tp_getset, attributes)});
 }
 
 }  // namespace astray

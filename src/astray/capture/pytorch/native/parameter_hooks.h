@@ -1,4 +1,5 @@
-// The hooks on a parameter: what a backward pass brings it, and what has accumulated. torch calls these as Python objects.
+// The hooks on a parameter: on arriving gradients, and after they have accumulated. torch calls these as Python
+// objects.
 
 #pragma once
 
@@ -6,18 +7,19 @@
 
 namespace astray {
 
-// Sees the gradient of a parameter each time something was added to it.
+// Records the gradient of a parameter each time something was added to it.
 struct AccumulatedHook {
     Ref engine, site;
-    std::optional<int64_t> seq{};  // of the event that is under way
+    std::optional<int64_t> seq{};  // of the current event
     bool arrived = false;
-    const at::TensorImpl *gradient = nullptr;  // the one it saw last, to be compared and not to be touched
-    int64_t version = -1;                      // of that, or −1 where there is none
+    const at::TensorImpl *gradient = nullptr;  // the last one, only compared and never dereferenced
+    int64_t version = -1;                      // its version, or −1 where there is none
 
     static PyObject *make(PyTypeObject *, PyObject *args, PyObject *) {
         return to_python([&] {
             PyObject *engine, *site;
-            if (!PyArg_ParseTuple(args, "O!O!", Object<Calls>::type, &engine, Object<Site>::type, &site)) throw PythonError();
+            if (!PyArg_ParseTuple(args, "O!O!", Object<Calls>::type, &engine, Object<Site>::type,
+                                  &site)) throw PythonError();
             return Box<AccumulatedHook>::make(AccumulatedHook{Ref::shared(engine), Ref::shared(site)});
         });
     }
@@ -25,38 +27,41 @@ struct AccumulatedHook {
     static Ref run(AccumulatedHook &self, PyObject *parameter) {
         const bool arrived = std::exchange(self.arrived, false);
         const at::Tensor gradient = grad_of(parameter);
-        if (!gradient.defined() && !arrived) return none();  // compiled code calls for those it has nothing for
-        const auto before = std::exchange(self.seq, {});  // whatever happens, the next gradient is another event's
+        // Compiled code calls hooks of parameters without gradients too.
+        if (!gradient.defined() && !arrived) return none();
+        // Even after an error the next gradient belongs to another event.
+        const auto before = std::exchange(self.seq, {});
         if (!gradient.defined()) {
             const Ref why = Ref::made(PyUnicode_FromString("another hook took it away first"));
-            const Ref what = Ref::made(PyUnicode_FromFormat("the gradient of %U", Object<Site>::in(self.site).name.get()));
+            const Ref what = Ref::made(PyUnicode_FromFormat("the gradient of %U",
+                                                            Object<Site>::in(self.site).name.get()));
             call_method(self.engine, names->missed, what.get(), why.get());
         } else {
-            self.see(before, names->grad, gradient);
+            self.record(before, names->grad, gradient);
             self.gradient = gradient.unsafeGetTensorImpl();
             self.version = version_of(gradient);
         }
         return none();
     }
 
-    // Records a gradient of the event `number`, or of a new one where there is none; gives back its number.
-    std::optional<int64_t> see(std::optional<int64_t> number, PyObject *path, const at::Tensor &seen) {
+    // Records a gradient of the event `number`, or of a new one if there is none; returns its number.
+    std::optional<int64_t> record(std::optional<int64_t> number, PyObject *path, const at::Tensor &seen) {
         const Ref to = engine, of = site;
         Calls &calls = Calls::of(to);
-        if (!calls.listening || !calls.is_here) return number;
+        if (!calls.listening || !calls.in_own_process) return number;
         const auto observe = [&] {
             if (!number) number = calls.event(of, Phase::backward);
-            const OutOfSight out_of_sight;
+            const TorchFunctionOff torch_function_off;
             calls.tensors.observe({*number, Role::gradient, path}, seen);
         };
         calls.attempt(observe, "the gradient of ", Object<Site>::in(of).name);
         return number;
     }
 
-    // What has accumulated in a parameter. Asked for as the program would be told of it, though not by its modes.
+    // The accumulated gradient of a parameter, as the program sees it, without running modes.
     static at::Tensor grad_of(PyObject *parameter) { return THPVariable_Unpack(parameter).grad(); }
 
-    // How often a gradient was written to since it was seen; −1 when it is another one, or not known.
+    // How often a gradient was written to since it was recorded; −1 when it is another tensor, or not known.
     static PyObject *writes(PyObject *self, PyObject *given) {
         return to_python([&] {
             const auto &seen = Box<AccumulatedHook>::in(self);
@@ -73,7 +78,7 @@ private:
     }
 };
 
-// Sees a gradient just before it is added to the one that is there already.
+// Records a gradient just before it is added to the existing one.
 struct ArrivingHook {
     Ref accumulated;
     Ref parameter;  // a weak reference
@@ -81,7 +86,8 @@ struct ArrivingHook {
     static PyObject *make(PyTypeObject *, PyObject *args, PyObject *) {
         return to_python([&] {
             PyObject *accumulated, *parameter;
-            if (!PyArg_ParseTuple(args, "O!O", Box<AccumulatedHook>::type, &accumulated, &parameter)) throw PythonError();
+            if (!PyArg_ParseTuple(args, "O!O", Box<AccumulatedHook>::type, &accumulated,
+                                  &parameter)) throw PythonError();
             return Box<ArrivingHook>::make(ArrivingHook{Ref::shared(accumulated), Ref::shared(parameter)});
         });
     }
@@ -90,10 +96,10 @@ struct ArrivingHook {
         const Ref alive = self.accumulated;
         AccumulatedHook &accumulated = Box<AccumulatedHook>::in(alive);
         accumulated.arrived = gradient != Py_None;
-        accumulated.seq.reset();  // of one that a signal handler's exception has cut short
+        accumulated.seq.reset();  // left over from a pass that a signal handler's exception has ended
         const Ref parameter = call(self.parameter);
         if (gradient != Py_None && parameter.get() != Py_None && AccumulatedHook::grad_of(parameter).defined())
-            accumulated.seq = accumulated.see({}, names->added, THPVariable_Unpack(gradient));
+            accumulated.seq = accumulated.record({}, names->added, THPVariable_Unpack(gradient));
         return none();
     }
 };

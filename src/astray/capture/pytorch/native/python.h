@@ -15,7 +15,7 @@ namespace astray {
 
 template <class... Given>
 Ref call(PyObject *function, Given... given) {
-    PyObject *all[] = {nullptr, given...};  // the callee may use the first place for itself
+    PyObject *all[] = {nullptr, given...};  // the callee may overwrite the first item
     const size_t count = sizeof...(given) | PY_VECTORCALL_ARGUMENTS_OFFSET;
     return Ref::made(PyObject_Vectorcall(function, all + 1, count, nullptr));
 }
@@ -26,29 +26,29 @@ Ref call_method(PyObject *object, PyObject *name, Given... given) {
     return Ref::made(PyObject_VectorcallMethod(name, all, sizeof...(given) + 1, nullptr));
 }
 
-// Holds the interpreter, for a thread of torch's that may not have it.
-class WithPython {
+// Takes the GIL, for a thread of torch that may not hold it.
+class HeldGil {
 public:
-    WithPython() : state_(PyGILState_Ensure()) {}
-    ~WithPython() { PyGILState_Release(state_); }
-    WithPython(const WithPython &) = delete;
+    HeldGil() : state_(PyGILState_Ensure()) {}
+    ~HeldGil() { PyGILState_Release(state_); }
+    HeldGil(const HeldGil &) = delete;
 
 private:
     PyGILState_STATE state_;
 };
 
-// Lets other threads have the interpreter meanwhile.
-class WithoutPython {
+// Releases the GIL for its lifetime.
+class ReleasedGil {
 public:
-    WithoutPython() : state_(PyEval_SaveThread()) {}
-    ~WithoutPython() { PyEval_RestoreThread(state_); }
-    WithoutPython(const WithoutPython &) = delete;
+    ReleasedGil() : state_(PyEval_SaveThread()) {}
+    ~ReleasedGil() { PyEval_RestoreThread(state_); }
+    ReleasedGil(const ReleasedGil &) = delete;
 
 private:
     PyThreadState *state_;
 };
 
-// The Python error that is set, taken off until it is put back or let go of.
+// The Python error that was set, cleared until it is restored or dropped.
 class SavedError {
 public:
     SavedError() {
@@ -89,14 +89,16 @@ inline PyCFunction with_names(PyObject *(*function)(PyObject *, PyObject *, PyOb
 inline PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned flags,
                               std::vector<PyType_Slot> slots) {
     slots.push_back({0, nullptr});
-    PyType_Spec spec = {name, static_cast<int>(size), 0, static_cast<unsigned>(Py_TPFLAGS_DEFAULT) | flags, slots.data()};
-    auto *type = reinterpret_cast<PyTypeObject *>(Ref::made(PyType_FromSpec(&spec)).release());  // for good
+    PyType_Spec spec = {name, static_cast<int>(size), 0, static_cast<unsigned>(Py_TPFLAGS_DEFAULT) | flags,
+                        slots.data()};
+    // Kept for as long as the program runs.
+    auto *type = reinterpret_cast<PyTypeObject *>(Ref::made(PyType_FromSpec(&spec)).release());
     check(PyModule_AddType(module, type));
     return type;
 }
 
-// A Python object around a C++ one. The garbage collector does not look into it, so it must not be part of a circle
-// that nothing else takes apart.
+// A Python object around a C++ one. The garbage collector does not traverse it, so it must not be part of a cycle that
+// nothing else breaks.
 template <class Value>
 struct Box {
     PyObject_HEAD
@@ -109,7 +111,7 @@ struct Box {
         Ref box = Ref::made(type->tp_alloc(type, 0));
         try {
             new (&reinterpret_cast<Box *>(box.get())->value) Value(std::forward<Given>(given)...);
-        } catch (...) {  // there is nothing in it that its `dealloc` could destroy
+        } catch (...) {  // it holds no value that `dealloc` could destroy
             type->tp_free(box.release());
             Ref::made(reinterpret_cast<PyObject *>(type));  // the reference that the object had
             throw;
@@ -132,8 +134,8 @@ struct Box {
     }
 };
 
-// One that the garbage collector looks into, and that Python classes may be made of. `Value` can be made of nothing,
-// and has `each`, which shows a function all references that may be part of a circle.
+// A Python object that the garbage collector traverses, and that Python classes may inherit from. `Value` is
+// default-constructible, and its `each` calls a function with every reference that may be part of a cycle.
 template <class Value>
 struct Object {
     PyObject_HEAD
@@ -180,7 +182,8 @@ struct Object {
     }
 
     static void add_to(PyObject *module, const char *name, std::vector<PyType_Slot> slots) {
-        for (const PyType_Slot &own : {slot(Py_tp_new, create), slot(Py_tp_traverse, traverse), slot(Py_tp_clear, clear),
+        for (const PyType_Slot &own : {slot(Py_tp_new, create), slot(Py_tp_traverse, traverse),
+                                       slot(Py_tp_clear, clear),
                                        slot(Py_tp_dealloc, dealloc)})
             slots.push_back(own);
         type = add_type(module, name, sizeof(Object), Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, std::move(slots));
@@ -213,7 +216,7 @@ int to_status(Work work) noexcept {
     }
 }
 
-// A member of what is in an `Object`, as an attribute of its name.
+// A Python attribute for a member of the value in an `Object`.
 template <class Value, auto member>
 PyGetSetDef member_of(const char *name) {
     const getter get = [](PyObject *self, void *) {
@@ -228,7 +231,7 @@ PyGetSetDef member_of(const char *name) {
     return {name, get, set, nullptr, nullptr};
 }
 
-// A Python function that does `work` and must not be called once that has gone.
+// A Python function that runs `work`, which must outlive it.
 inline Ref function_of(std::function<void()> &work) {
     static PyMethodDef method = {
         "work",

@@ -1,4 +1,4 @@
-// How our native code is kept apart from the program: out of sight of its modes, and of compilers.
+// Keeps our native code apart from the program: without torch functions and modes, and not compiled.
 
 #pragma once
 
@@ -12,49 +12,50 @@ namespace astray {
 
 struct Names {
     Ref added = interned("added"), call_row = interned("call_row"), crowded = interned("crowded"),
-        failed = interned("failed"), follows = interned("_follows"), grad = interned("grad"),
+        failed = interned("failed"), follows = interned("_follows_recorded"), grad = interned("grad"),
         is_in_scope = interned("_is_in_scope"), lanes = interned("lanes"), left = interned("left"),
-        missed = interned("missed"), outermost = interned("_outermost"), remove = interned("remove"),
+        missed = interned("missed"), outermost = interned("_outermost_micro"), remove = interned("remove"),
         wants = interned("wants");
 };
 inline Names *names;
 
-// What is done in Python: given once by `use`.
-struct Helpers {
-    Ref add_up;       // the sum of two gradients of which one is not a plain tensor
-    Ref apart;        // runs a function where a compiler is about, unless it is tracing
-    Ref put_on_leaf;  // puts a hook on a tensor that no graph takes along
+// Functions in Python, set once by `set_callbacks`.
+struct PythonCallbacks {
+    Ref add_up;       // adds two gradients of which one is not a plain tensor
+    Ref run_uncompiled;        // runs a function while a compiler is active, unless it is tracing
+    Ref put_on_leaf;  // puts a hook on a leaf, which is not freed with a graph
 };
-inline Helpers *helpers;
+inline PythonCallbacks *callbacks;
 
-// What is done meanwhile is not part of the program: neither modes nor tensor classes are called for it.
-class OutOfSight {
+// For its lifetime neither function modes nor `__torch_function__` of tensor classes are called: our work is not part
+// of the program.
+class TorchFunctionOff {
     using Functions = at::impl::PythonTorchFunctionTLS;
 
 public:
-    OutOfSight() : before_(Functions::get_disabled_state()) {
+    TorchFunctionOff() : before_(Functions::get_disabled_state()) {
         Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     }
-    ~OutOfSight() { Functions::set_disabled_state(before_); }
-    OutOfSight(const OutOfSight &) = delete;
+    ~TorchFunctionOff() { Functions::set_disabled_state(before_); }
+    TorchFunctionOff(const TorchFunctionOff &) = delete;
 
 private:
     at::impl::TorchFunctionDisabledState before_;
 };
 
-// Runs what a hook does, on whatever thread of the backward pass it was called.
+// Runs the work of a hook, on any thread of the backward pass.
 template <class Work>
 void run_hook(Work work) {
-    const WithPython with_python;
+    const HeldGil gil;
     try {
-        if (compilers->are_away()) {
+        if (compilers->are_idle()) {
             work();
         } else {
             std::function<void()> action(work);
-            call(helpers->apart, function_of(action).get());
+            call(callbacks->run_uncompiled, function_of(action).get());
         }
     } catch (const PythonError &) {
-        python_error error;  // as torch knows it: it is raised where the program has started the backward pass
+        python_error error;  // torch's own type: it is raised where the program has started the backward pass
         error.persist();
         throw error;
     }

@@ -31,8 +31,8 @@ inline Phase phase_of(PyObject *name) {
 inline Ref to_object(Phase phase) { return Ref::shared(name_of(phase)); }
 inline void read_object(PyObject *given, Phase &phase) { phase = phase_of(given); }
 
-// Counts the calls of one name: for each phase, and apart for what is done again, in which step and micro step, and the
-// next number. Earlier micro steps are not kept: a generation loop may have millions.
+// Counts the calls of one site name within the current micro step: for each phase, and separately for recomputations.
+// Earlier micro steps are not kept: a generation loop may have millions.
 class Numbers {
 public:
     int64_t next(Phase phase, bool again, int64_t step, int64_t micro) {
@@ -48,33 +48,35 @@ private:
     std::array<Count, 6> counts_;
 };
 
-// A place in the program where calls happen.
+// Where in the program calls happen: a module, function or op.
 //
 // `root` is the outermost module it belongs to, `module` the name of the module itself, of the one that encloses a
-// function, or of the one that owns a parameter. `wanted` was decided by `judge`, the selection of that time. `numbers`
-// counts its calls, together with other sites of its name; `inside` are the sites of what is called in it.
+// function, or of the one that owns a parameter. `wanted` was decided by the selection `decided_by`, and is decided
+// again for another one. `numbers` counts its calls, together with other sites of its name; `inner_sites` are the sites
+// of what is called in it.
 struct Site {
-    Ref name, type, root, kind, module, judge, inside;
+    Ref name, type, root, kind, module, decided_by, inner_sites;
     bool wanted = true, is_module = true;
     std::shared_ptr<Numbers> numbers;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&name, &type, &root, &kind, &module, &judge, &inside}) visit(*one);
+        for (Ref *one : {&name, &type, &root, &kind, &module, &decided_by, &inner_sites}) visit(*one);
     }
 
     static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return to_status([&] {
             static const char *names[] = {"name", "type", "root", "kind", "module", nullptr};
             PyObject *name, *type, *root, *kind = nullptr, *module = Py_None;
-            if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UUU|UO:Site", const_cast<char **>(names), &name, &type, &root,
+            if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UUU|UO:Site", const_cast<char **>(names), &name, &type,
+                                             &root,
                                              &kind, &module))
                 throw PythonError();
             Site &site = Object<Site>::in(self);
             site.name = Ref::shared(name), site.type = Ref::shared(type), site.root = Ref::shared(root);
             site.kind = kind ? Ref::shared(kind) : interned("module");
             site.module = Ref::shared(module == Py_None ? name : module);
-            site.inside = Ref::made(PyDict_New());
+            site.inner_sites = Ref::made(PyDict_New());
             site.is_module = is_text(site.kind, "module");
         });
     }
@@ -82,23 +84,23 @@ struct Site {
 
 // A call that has started: what the calls inside it and its backward need to know of it.
 //
-// `recorded` says whether anything of it is wanted, `seq` is the number of its row, or −1. `anchor` is the number of the
-// innermost call that has a row, this one or one around it.
+// `recorded` says whether anything of it is recorded, `seq` is the number of its row, or −1. `anchor` is the number of
+// the innermost call that has a row, this one or one around it.
 struct OpenCall {
     Ref site, frame;
-    Ref adapter;  // of the adapter, while the call runs
-    Ref inside;   // of a wrapper: whether what it wraps is running
+    Ref input_edges;  // where its inputs are in the autograd graph, while it runs and its gradients are watched
+    Ref runs_inner;   // of a wrapper: whether what it wraps is running; of an optimizer: whether a closure runs in it
     int64_t step = 0, micro = 0, seq = -1, number = 0;
     std::optional<int64_t> parent, anchor, stack;
     Phase phase = Phase::forward;
     bool recompute = false, recorded = false;
 
     bool has_row() const { return seq >= 0; }
-    Site &place() const { return Object<Site>::in(site); }
+    Site &site_data() const { return Object<Site>::in(site); }
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&site, &frame, &adapter, &inside}) visit(*one);
+        for (Ref *one : {&site, &frame, &input_edges, &runs_inner}) visit(*one);
     }
 };
 
@@ -106,13 +108,14 @@ inline void add_sites(PyObject *module) {
     static PyGetSetDef of_sites[] = {
         member_of<Site, &Site::name>("name"),     member_of<Site, &Site::type>("type"),
         member_of<Site, &Site::root>("root"),     member_of<Site, &Site::kind>("kind"),
-        member_of<Site, &Site::module>("module"), member_of<Site, &Site::judge>("judge"),
-        member_of<Site, &Site::inside>("inside"), member_of<Site, &Site::wanted>("wanted"),
+        member_of<Site, &Site::module>("module"), member_of<Site, &Site::decided_by>("decided_by"),
+        member_of<Site, &Site::inner_sites>("inner_sites"), member_of<Site, &Site::wanted>("wanted"),
         {},
     };
     static PyGetSetDef of_calls[] = {
         member_of<OpenCall, &OpenCall::site>("site"),           member_of<OpenCall, &OpenCall::frame>("frame"),
-        member_of<OpenCall, &OpenCall::adapter>("adapter"),     member_of<OpenCall, &OpenCall::inside>("inside"),
+        member_of<OpenCall, &OpenCall::input_edges>("input_edges"),     member_of<OpenCall,
+            &OpenCall::runs_inner>("runs_inner"),
         member_of<OpenCall, &OpenCall::step>("step"),           member_of<OpenCall, &OpenCall::micro>("micro"),
         member_of<OpenCall, &OpenCall::seq>("seq"),             member_of<OpenCall, &OpenCall::number>("number"),
         member_of<OpenCall, &OpenCall::parent>("parent"),       member_of<OpenCall, &OpenCall::anchor>("anchor"),

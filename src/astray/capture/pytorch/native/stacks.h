@@ -1,7 +1,7 @@
-// Walks Python stacks, and knows again those it has seen; `Stacks` in capture/stacks.py writes new ones down.
+// Walks Python stacks, and finds the ids of known ones; `Stacks` in capture/stacks.py records new ones.
 //
-// A stack is known by the number of its enclosing stack, its code objects and their instructions. They are looked up as
-// they are, without making a Python object of them.
+// The key of a stack is the id of its enclosing stack, its code objects and their instructions. It is looked up without
+// making Python objects.
 
 #pragma once
 
@@ -13,18 +13,19 @@
 
 namespace astray {
 
-// What a function in Python says of a code object, asked once of each: True, False or None.
+// Caches what a Python function returns for each code object: True, False or None.
 class CodeTable {
 public:
     PyObject *ask(const Ref &code, PyObject *classify) {
         const auto found = known_.find(code.get());
         if (found != known_.end()) return found->second.second;
-        const Ref answer = call(classify, code.get());  // during which the table may grow
+        const Ref answer = call(classify, code.get());  // the table may grow meanwhile
         return known_.emplace(code.get(), std::make_pair(code, answer)).first->second.second;
     }
 
 private:
-    std::unordered_map<PyObject *, std::pair<Ref, Ref>> known_;  // each is held, so that its address stays its own
+    // Each is kept alive, so that its address is not reused.
+    std::unordered_map<PyObject *, std::pair<Ref, Ref>> known_;
 };
 
 inline Ref code_of(PyObject *frame) {
@@ -50,7 +51,7 @@ inline int64_t instruction_of(PyObject *frame) {
 
 class StackWalk {
 public:
-    // `is_internal` says of a code object whether a frame of it makes no difference; `add` writes a stack down.
+    // `is_internal` says whether frames of a code object are ignored; `add` records a new stack.
     Ref is_internal, add;
 
     template <class Visit>
@@ -59,10 +60,10 @@ public:
         visit(add);
     }
 
-    static constexpr int64_t kNotThere = -1;
+    static constexpr int64_t kOuterNotFound = -1;
 
-    // The id of the stack from `frame` outwards. `outer` is a frame further out, whose stack has an id; `kNotThere` when
-    // it is not out there: what it was running has ended without saying so.
+    // The id of the stack of `frame`. `outer` is an outer frame, whose stack has an id; `kOuterNotFound` when it is not
+    // on the stack: the call it was running has ended without its hook.
     int64_t capture(PyObject *frame, PyObject *outer, std::optional<int64_t> outer_id) {
         c10::SmallVector<int64_t, 64> key = {outer_id.value_or(-1)};
         uint64_t hash = mixed(0xCBF29CE484222325u, key[0]);
@@ -70,16 +71,18 @@ public:
         while (inner && inner.get() != outer) {
             const Ref code = code_of(inner);
             if (codes_.ask(code, is_internal) != Py_True)
-                for (const int64_t part : {static_cast<int64_t>(reinterpret_cast<intptr_t>(code.get())), instruction_of(inner)}) {
+                for (const int64_t part : {static_cast<int64_t>(reinterpret_cast<intptr_t>(code.get())),
+                                           instruction_of(inner)}) {
                     key.push_back(part);
                     hash = mixed(hash, part);
                 }
             inner = frame_around(inner);
         }
-        if (inner.get() != outer) return kNotThere;
+        if (inner.get() != outer) return kOuterNotFound;
         if (const Known *known = find(hash, key)) return known->id;
         const int64_t id = integer(call(add, or_none(frame), or_none(outer), to_object(outer_id).get()));
-        if (!find(hash, key)) known_.emplace(hash, Known{{key.begin(), key.end()}, id});  // another thread may have
+        // Another thread may have added it.
+        if (!find(hash, key)) known_.emplace(hash, Known{{key.begin(), key.end()}, id});
         return id;
     }
 
@@ -100,7 +103,7 @@ public:
             read_object(outer_id, id);
             const auto or_null = [](PyObject *object) { return object == Py_None ? nullptr : object; };
             const int64_t found = Object<StackWalk>::in(self).capture(or_null(frame), or_null(outer), id);
-            return found == kNotThere ? none() : to_object(found);
+            return found == kOuterNotFound ? none() : to_object(found);
         });
     }
 

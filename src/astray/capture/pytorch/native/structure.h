@@ -1,6 +1,6 @@
-// Takes the arguments of a call apart when their structure is known; `Flattener` in capture/structure.py does the rest.
+// Flattens the arguments of a call when their structure is cached; `Flattener` in capture/structure.py does the rest.
 //
-// Anything that is not plain to see, or is met for the first time, goes to Python.
+// Values of other types, and new structures, are left to Python.
 
 #pragma once
 
@@ -8,13 +8,13 @@
 
 namespace astray {
 
-// A tensor, and where among the arguments or results it is.
+// A tensor, and its path among the arguments or results.
 struct NamedTensor {
     Ref path, tensor;
 };
 using NamedTensors = std::vector<NamedTensor>;
 
-// From a list of (path, tensor), as Python has them.
+// Reads a Python list of (path, tensor).
 inline NamedTensors named_tensors(PyObject *given) {
     NamedTensors found;
     const Ref pairs = Ref::made(PySequence_Fast(given, "Tensors come as a list of (path, tensor)."));
@@ -44,7 +44,7 @@ class Structures {
 public:
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&is_tensor_, &walk_, &walk_result_, &known_}) visit(*one);
+        for (Ref *one : {&is_tensor_, &flatten_arguments_, &flatten_result_, &known_}) visit(*one);
     }
 
     // `kwargs` may be nullptr.
@@ -52,15 +52,16 @@ public:
         if (kwargs && PyDict_Check(kwargs) && !PyDict_Size(kwargs)) kwargs = nullptr;
         Reading reading;
         reading.key.reserve(16), reading.tensors.reserve(8);  // most calls have fewer
-        if (!read_call(args, kwargs, reading)) return walk(args, kwargs);
+        if (!read_call(args, kwargs, reading)) return flatten(args, kwargs);
         const Ref key = Ref::made(PyTuple_New(static_cast<Py_ssize_t>(reading.key.size())));
         for (size_t i = 0; i < reading.key.size(); ++i)
             PyTuple_SetItem(key, static_cast<Py_ssize_t>(i), reading.key[i].release());
         Ref entry = Ref::shared(PyDict_GetItemWithError(known_, key));
         if (!entry) {
             if (PyErr_Occurred()) throw PythonError();
-            Arguments walked = walk(args, kwargs);
-            if (walked.tensors.size() != reading.tensors.size()) return walked;  // nested too deep, or numbers as tensors
+            Arguments walked = flatten(args, kwargs);
+            // Nested too deep, or numbers that count as tensors.
+            if (walked.tensors.size() != reading.tensors.size()) return walked;
             entry = remember(key, walked);
         }
         PyObject *paths = PyTuple_GetItem(entry, 0);
@@ -75,26 +76,27 @@ public:
 
     NamedTensors result(PyObject *value) {
         static const Ref *out = new Ref(interned("out"));
-        if (is_tensor_at_sight(value)) return {{*out, Ref::shared(value)}};
+        if (has_tensor_type(value)) return {{*out, Ref::shared(value)}};
         if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
             NamedTensors found;
-            if (several(Ref::made(PySequence_Tuple(value)), found)) return found;  // another thread may change a list
+            // Another thread may change a list.
+            if (read_results(Ref::made(PySequence_Tuple(value)), found)) return found;
         }
-        return named_tensors(call(walk_result_, value));
+        return named_tensors(call(flatten_result_, value));
     }
 
     static int init(PyObject *self, PyObject *args, PyObject *) {
         return to_status([&] {
-            PyObject *tensors, *values, *is_tensor, *walk, *walk_result;
+            PyObject *tensors, *values, *is_tensor, *flatten, *flatten_result;
             if (!PyArg_ParseTuple(args, "O!O!OOO:Structures", &PyFrozenSet_Type, &tensors, &PyFrozenSet_Type, &values,
-                                  &is_tensor, &walk, &walk_result))
+                                  &is_tensor, &flatten, &flatten_result))
                 throw PythonError();
             Structures &own = Object<Structures>::in(self);
             own.tensors_ = types_of(tensors), own.values_ = types_of(values);
-            own.is_tensor_ = Ref::shared(is_tensor), own.walk_ = Ref::shared(walk);
-            own.walk_result_ = Ref::shared(walk_result);
+            own.is_tensor_ = Ref::shared(is_tensor), own.flatten_arguments_ = Ref::shared(flatten);
+            own.flatten_result_ = Ref::shared(flatten_result);
             own.known_ = Ref::made(PyDict_New());
-            own.mark_ = Ref::made(PyObject_CallNoArgs(reinterpret_cast<PyObject *>(&PyBaseObject_Type)));
+            own.tensor_mark_ = Ref::made(PyObject_CallNoArgs(reinterpret_cast<PyObject *>(&PyBaseObject_Type)));
         });
     }
 
@@ -112,7 +114,7 @@ public:
     }
 
 private:
-    static constexpr Py_ssize_t kLongestList = 64, kMany = 10000;  // structures that are remembered
+    static constexpr Py_ssize_t kLongestList = 64, kMany = 10000;  // structures that are cached
     static constexpr size_t kLongestKey = 256;
 
     // A key under construction, and the tensors met on the way.
@@ -132,12 +134,12 @@ private:
             if (type.get() == reinterpret_cast<PyObject *>(Py_TYPE(value))) return true;
         return false;
     }
-    bool is_tensor_at_sight(PyObject *value) const { return is_one_of(tensors_, value); }
+    bool has_tensor_type(PyObject *value) const { return is_one_of(tensors_, value); }
 
-    // False when it is not plain to see what a value is. A type goes with every value, for 1 and True are equal.
+    // Returns false for a value that needs Python. The key has the type of every value, since 1 and True are equal.
     bool read_value(PyObject *value, Reading &reading) {
         const Ref type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(value)));
-        if (!is_tensor_at_sight(value)) {
+        if (!has_tensor_type(value)) {
             if (is_one_of(values_, value)) {
                 reading.key.push_back(type);
                 reading.key.push_back(Ref::shared(value));
@@ -155,7 +157,7 @@ private:
             }
             if (!is_true(call(is_tensor_, value))) return false;
         }
-        reading.key.push_back(mark_);
+        reading.key.push_back(tensor_mark_);
         reading.tensors.push_back(Ref::shared(value));
         return true;
     }
@@ -164,7 +166,8 @@ private:
         if (!PyTuple_Check(args) || (kwargs && !PyDict_Check(kwargs))) return false;
         reading.key.push_back(to_object(static_cast<int64_t>(PyTuple_Size(args))));
         PyObject *name, *value;
-        for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, nullptr);) reading.key.push_back(Ref::shared(name));
+        for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name,
+                                                      nullptr);) reading.key.push_back(Ref::shared(name));
         for (Py_ssize_t i = 0; i < PyTuple_Size(args); ++i)
             if (!read_value(PyTuple_GetItem(args, i), reading)) return false;
         for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, nullptr, &value);)
@@ -172,10 +175,10 @@ private:
         return true;
     }
 
-    // What Python makes of a call.
-    Arguments walk(PyObject *args, PyObject *kwargs) {
+    // Flattens a call in Python.
+    Arguments flatten(PyObject *args, PyObject *kwargs) {
         const Ref given = kwargs ? Ref::shared(kwargs) : Ref::made(PyDict_New());
-        const Ref found = call(walk_, args, given.get());
+        const Ref found = call(flatten_arguments_, args, given.get());
         if (!PyTuple_Check(found.get()) || PyTuple_Size(found) != 2)
             raise(PyExc_TypeError, "The arguments of a call were not taken apart into tensors and a skeleton.");
         return {named_tensors(PyTuple_GetItem(found, 0)), Ref::shared(PyTuple_GetItem(found, 1))};
@@ -187,13 +190,13 @@ private:
         for (size_t i = 0; i < walked.tensors.size(); ++i)
             PyTuple_SetItem(paths, static_cast<Py_ssize_t>(i), Ref(walked.tensors[i].path).release());
         Ref entry = Ref::made(PyTuple_Pack(2, paths.get(), walked.skeleton.get()));
-        if (PyDict_Size(known_) > kMany) PyDict_Clear(known_);  // a number that is another one in every call
+        if (PyDict_Size(known_) > kMany) PyDict_Clear(known_);  // a program with a number that differs in every call
         check(PyDict_SetItem(known_, key, entry));
         return entry;
     }
 
-    // The tensors among several results; false when they are not plain to see.
-    bool several(const Ref &items, NamedTensors &found) const {
+    // The tensors among several results; returns false when they need Python.
+    bool read_results(const Ref &items, NamedTensors &found) const {
         static std::vector<Ref> *paths = new std::vector<Ref>();
         const Py_ssize_t size = PyTuple_Size(items);
         if (size > kLongestList || tensors_.empty()) return false;
@@ -202,14 +205,14 @@ private:
         for (Py_ssize_t i = 0; i < size; ++i) {
             PyObject *item = PyTuple_GetItem(items, i);
             if (item == Py_None) continue;
-            if (!is_tensor_at_sight(item)) return false;
+            if (!has_tensor_type(item)) return false;
             found.push_back({(*paths)[static_cast<size_t>(i)], Ref::shared(item)});
         }
         return true;
     }
 
-    std::vector<Ref> tensors_, values_;  // types whose values are tensors at sight, or plain
-    Ref is_tensor_, walk_, walk_result_, known_, mark_;
+    std::vector<Ref> tensors_, values_;  // types whose values are always tensors, or plain
+    Ref is_tensor_, flatten_arguments_, flatten_result_, known_, tensor_mark_;
 };
 
 inline void add_structures(PyObject *module) {
