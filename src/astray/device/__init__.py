@@ -6,5 +6,4 @@ torch_kernels.py    all other devices, in plain torch operations
 tickets.py          the tickets of measurements under way; `result_row.py`: what a kernel leaves
 staging.py          values copied to the host while the program goes on, over `streams.py`
 moments.py          moments of many tensors at once (`triton_moments.py`), for `state/`
-unobserved.py       operations of our own that a recording does not see
 """
