@@ -224,8 +224,8 @@ def product_roundoffs(sources: Sources, units: MultiplyPrecision) -> Floats:
 class Scaling(NamedTuple):
     """For each row the factor by which its candidate is divided, 1 for most; and the rows where it comes in.
 
-    A factor comes from a loss scale, a mean for a sum, or ranks that add up. It is one finding, reported where gradients
-    come in from outside; what agrees after dividing by it agrees.
+    A factor comes from a loss scale, a mean for a sum, or ranks that add up. It is one finding, reported where
+    gradients come in from outside; what agrees after dividing by it agrees.
     """
 
     factor: Floats
