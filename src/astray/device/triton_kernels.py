@@ -427,7 +427,7 @@ def _careful(address, base, dims, units, count, pivot, scale, start, end, step, 
 def _first_bad(address, base, dims, units, count, start, end, step, DTYPE: tl.constexpr, ITEM: tl.constexpr,
                UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr, DIMENSIONS: tl.constexpr,
                WIDE: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
-    """Sweep over tiles for the first element that is not finite; see `tickets.FIELDS`: index and kind are one number."""
+    """Sweep over tiles for the first element that is not finite: index and kind in one number, see `tickets.FIELDS`."""
     EACH: tl.constexpr = UNIT // ITEM
     first = tl.full([THREADS], _NONE, tl.int64)
     for tile in range(start, end, step):
