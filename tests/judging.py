@@ -12,7 +12,7 @@ from astray.comparison.judge.errors import Errors, find_errors
 from astray.comparison.judge.flips import find_optimizer_moves
 from astray.comparison.judge.measuring import measure
 from astray.comparison.judge.sources import Sources
-from astray.comparison.judge.whole_run import Scaling, find_product_roundoffs, find_scaling, product_roundoffs
+from astray.comparison.judge.windows import Scaling, find_product_roundoffs, find_scaling, product_roundoffs
 from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.pair.alignment import Words, align

@@ -10,8 +10,7 @@ import torch
 
 from astray.device import tickets as module
 from astray.device.devices import DeviceMeasurer
-from astray.device.result_row import FIELDS, NONE, WIDTH, measurements
-from astray.device.tickets import FORGOTTEN, UNSENT, Tickets
+from astray.device.tickets import FIELDS, FORGOTTEN, NONE, UNSENT, WIDTH, Tickets, measurements
 from astray.stats import Strided, measure
 
 

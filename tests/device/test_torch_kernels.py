@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from astray.device import torch_kernels
-from astray.device.result_row import NONE
+from astray.device.tickets import NONE
 from astray.records import Statistics
 from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
 from pairwise import grid

@@ -17,7 +17,7 @@ import torch
 
 from astray.device import launcher, layout
 from astray.device.layout import Tuning
-from astray.device.result_row import NONE, measurements
+from astray.device.tickets import NONE, measurements
 from astray.records import Statistics
 from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
 from pairwise import grid

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from astray.comparison.measure.kept_values import ALL, KeptSelection
+from astray.comparison.measure.evidence import ALL_VALUES, KeptSelection
 from astray.errors import RunError
 from astray.stats import dtypes
 from astray.store import open_run
@@ -34,7 +34,7 @@ def test_blocks_make_up_the_tensor_in_order(shape: tuple[int, ...], most: int):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", "bool", "complex64"])
 def test_numbers_come_in_the_sizes_asked_for(dtype: str):
     array = (np.arange(24).reshape(2, 3, 4) % 2 if dtype == "bool" else np.arange(24).reshape(2, 3, 4)).astype(dtype)
-    found = Elements(array, dtype, array.shape, ALL)
+    found = Elements(array, dtype, array.shape, ALL_VALUES)
     parts = 2 if dtype == "complex64" else 1
     numbers = [block.tolist() for block in found.walk([2 * parts, 10 * parts, 12 * parts])]
     flat = array.reshape(-1)
@@ -46,7 +46,7 @@ def test_numbers_come_in_the_sizes_asked_for(dtype: str):
 
 def test_a_bfloat16_is_widened():
     raw = np.array([0x3F80, 0xC000], np.uint16)
-    found = Elements(raw, "bfloat16", (2,), ALL)
+    found = Elements(raw, "bfloat16", (2,), ALL_VALUES)
     assert [block.tolist() for block in found.walk([2])] == [[1.0, -2.0]]
 
 
@@ -55,16 +55,16 @@ def test_the_index_of_a_number_of_a_slice_and_of_a_sample():
     sliced = Elements(whole[1:3, :, ::2], "float64", whole.shape, KeptSelection("1:3, ..., ::2", -1))
     assert [whole[tuple(sliced.index(at))] for at in range(24)] == whole[1:3, :, ::2].reshape(-1).tolist()
     kept = KeptSelection(None, 7)
-    sampled = Elements(ALL.narrow(whole, kept), "float64", whole.shape, kept)
+    sampled = Elements(ALL_VALUES.narrow(whole, kept), "float64", whole.shape, kept)
     values = np.concatenate(list(sampled.walk([7]))).tolist()
     assert [whole[tuple(sampled.index(at))] for at in range(7)] == values
     both = KeptSelection("1:3, ..., ::2", 5)
-    part = Elements(ALL.narrow(whole, both), "float64", whole.shape, both)
+    part = Elements(ALL_VALUES.narrow(whole, both), "float64", whole.shape, both)
     assert [whole[tuple(part.index(at))] for at in range(5)] == np.concatenate(list(part.walk([5]))).tolist()
 
 
 def test_the_index_of_a_complex_number_says_which_part():
-    found = Elements(np.zeros((2, 3), np.complex64), "complex64", (2, 3), ALL)
+    found = Elements(np.zeros((2, 3), np.complex64), "complex64", (2, 3), ALL_VALUES)
     assert found.shape == (2, 3, 2)
     assert found.index(9) == [1, 1, 1]
 
@@ -103,7 +103,8 @@ def test_a_checkpoint_is_read_in_blocks_of_other_sizes(tmp_path: Path, monkeypat
 def test_every_dtype_that_can_be_recorded_can_be_looked_at():
     for name, dtype in dtypes.DTYPES.items():
         raw = np.zeros(3, dtype.storage)
-        numbers = np.concatenate(list(Elements(raw, name, (3,), ALL).walk([6 if dtype.kind == "complex" else 3])))
+        count = 6 if dtype.kind == "complex" else 3
+        numbers = np.concatenate(list(Elements(raw, name, (3,), ALL_VALUES).walk([count])))
         assert numbers.dtype == np.float64
 
 
@@ -111,7 +112,7 @@ def test_a_large_tensor_is_never_in_memory_as_a_whole(tmp_path: Path):
     shape = (40, 100, 1000)
     arrays = [np.memmap(tmp_path / name, np.float32, "w+", shape=shape) for name in ("a", "b")]
     arrays[1][7, 8, 9] = 1
-    sides = [Elements(array, "float32", shape, ALL) for array in arrays]
+    sides = [Elements(array, "float32", shape, ALL_VALUES) for array in arrays]
     tracemalloc.start()
     try:
         found = compare_values(*sides)

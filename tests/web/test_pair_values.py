@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.comparison.measure.kept_values import ALL
+from astray.comparison.measure.evidence import ALL_VALUES
 from astray.web import elements
 from astray.web.elements import Elements, blocks
 from astray.web.pair_values import (
@@ -31,7 +31,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def elements_of(array: np.ndarray) -> Elements:
-    return Elements(array, array.dtype.name, array.shape, ALL)
+    return Elements(array, array.dtype.name, array.shape, ALL_VALUES)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Observer:
         return True if self._nonfinite_keeper is not None and has_nonfinite(statistics) else None
 
     def on_nonfinite(self, seq: int, tensors: list[ObservedTensor], args: str | None) -> None:
-        """A call has returned NaN or infinities. found: its tensors. args: its arguments as text."""
+        """A call has returned NaN or infinities. tensors: those of the call. args: its arguments as text."""
         if self._nonfinite_keeper is None or self._keeps_tensors or self._keeps_sample:  # else values are kept already
             return
         try:

@@ -1,4 +1,4 @@
-"""The verdicts on a pair of tensors, the rules and reasons for them, and a column of each for every pair of a rank.
+"""The verdicts on a pair of tensors, their rules, sources and reasons, and a column of each for every pair of a rank.
 
 Filled in by `judge`, read by `blame` and the reports. `SENTENCES` are the texts of the column `reason`.
 """
@@ -12,7 +12,6 @@ from enum import IntEnum, IntFlag
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.kept_values import EvidenceSource
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.rows import Floats, Ints
 
@@ -48,6 +47,17 @@ class Rule(IntEnum):
     TOLERANCE = 6
     SEEN_BEFORE = 7
     UNMOVED = 8
+
+
+class EvidenceSource(IntEnum):
+    """What a pair was judged by, from the worst to the best."""
+
+    NONE = 0
+    FINGERPRINT = 1
+    STATISTICS = 2
+    SAMPLE = 3  # of the tensor, or of a slice of it
+    SLICE = 4
+    VALUES = 5
 
 
 RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before", "unmoved"]

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from astray.device import layout, triton_kernels
-from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture
-from astray.device.result_row import WIDTH, Rows
-from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
-from astray.device.unobserved import unobserved
+from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture, unobserved
+from astray.device.tickets import CAPTURED, SLOTS, WIDTH, Rows, Segment, Tickets
 from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import ShardPosition, Strided
 

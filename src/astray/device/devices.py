@@ -15,11 +15,9 @@ import numpy.typing as npt
 import torch
 
 from astray.device import torch_kernels
-from astray.device.launcher import NoKernelsError
-from astray.device.result_row import WIDTH, Rows
+from astray.device.launcher import NoKernelsError, unobserved
 from astray.device.staging import HOST_BYTES, NotStagedError, Staging
-from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
-from astray.device.unobserved import unobserved
+from astray.device.tickets import CAPTURED, SLOTS, WIDTH, Rows, Segment, Tickets
 from astray.interrupts import interrupt_of, pass_interrupt
 from astray.log import logger
 from astray.stats import ShardPosition, Strided

@@ -5,6 +5,8 @@ compiling nor loading changes what the program can see: not the current device o
 Where the native launcher cannot be used, Triton's own is, at 13 µs a launch (`ASTRAY_LAUNCHER=triton` in the
 environment forces it); where Triton cannot either, `NoKernelsError` says why. A kernel stays loaded for the life of the
 process, since unloading would wait for the device.
+
+`relax_capture` and `unobserved` are for threads and for torch operations of our own.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from torch._C import DisableTorchFunction
 
 from astray.interrupts import pass_interrupt
 from astray.log import logger
@@ -79,6 +82,21 @@ def relax_capture() -> None:
             from astray.device import _launch
 
             _launch.relax()
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Hides torch operations of our own in the user's program from a recording and from autograd.
+
+    The tensors made are ordinary ones even under inference mode, where they could not be written to later.
+    """
+    with (
+        DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
 
 
 _threads = threading.local()

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from astray.device.launcher import unobserved
 from astray.device.streams import ALIGNMENT, LARGE, Chunks, DeviceStreams, device_for
 from astray.device.tickets import CAPTURED
-from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt
 from astray.store.deferred import PAGE, BytePiece
 

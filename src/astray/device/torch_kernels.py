@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from astray.device.result_row import NONE, WIDTH
+from astray.device.tickets import NONE, WIDTH
 from astray.interrupts import pass_interrupt
 from astray.stats.dtypes import DTYPES, DType, decode_table
 from astray.stats.fingerprint import FLIP, SPREAD, STEP, STEP_HIGH
@@ -64,7 +64,7 @@ class _Numbers(NamedTuple):
 
 @torch.no_grad()
 def measure(tensor: torch.Tensor, *, statistics: bool, shard: ShardPosition | None = None) -> torch.Tensor:
-    """The row of a tensor as ten int64 words on its device, in the order of `result_row.FIELDS`.
+    """The row of a tensor as ten int64 words on its device, in the order of `tickets.FIELDS`.
 
     The tensor is a plain strided one, its conjugate and negative bits resolved. Without `statistics` only the number of
     elements and the fingerprint are filled in. Same results as the kernels of `astray.stats`: fingerprint, counts and
@@ -179,7 +179,7 @@ def _describe(values: torch.Tensor, kind: DType, start: int, extents: list[_Exte
 
 
 def _first_bad(values: torch.Tensor, bad: torch.Tensor, start: int, extents: list[_Extent]) -> torch.Tensor:
-    """Where the first bad element of a block is and what, in one number; see `result_row`."""
+    """Where the first bad element of a block is and what, in one number; see `tickets.FIELDS`."""
     place = bad.to(torch.int8).argmax().view(1)
     value = values.index_select(0, place)
     kind = (value == torch.inf) + 2 * (value == -torch.inf)

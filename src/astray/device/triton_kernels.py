@@ -1,6 +1,6 @@
 """Statistics and fingerprint of a tensor on the GPU: `measure` leaves partial rows, `merge_rows` merges them.
 
-`layout` says how memory is walked; `result_row` says what a row is. Each thread keeps its own sums over all it reads,
+`layout` says how memory is walked; `tickets` says what a row is. Each thread keeps its own sums over all it reads,
 about a pivot of its own (the mean of its first few elements): that keeps small spreads about large means right in
 float32. Threads meet once, at the end of a program. The quick sweep takes every number for finite and of moderate size;
 a program that finds otherwise afterwards sweeps its part once more with care, and again for the first element that is
@@ -25,7 +25,7 @@ import triton.language as tl
 
 from astray.device.launcher import KernelSource
 from astray.device.layout import MOST_DIMENSIONS
-from astray.device.result_row import NONE
+from astray.device.tickets import NONE
 from astray.stats import dtypes, fingerprint
 
 _STEP = tl.constexpr(fingerprint.STEP)
@@ -427,7 +427,7 @@ def _careful(address, base, dims, units, count, pivot, scale, start, end, step, 
 def _first_bad(address, base, dims, units, count, start, end, step, DTYPE: tl.constexpr, ITEM: tl.constexpr,
                UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr, DIMENSIONS: tl.constexpr,
                WIDE: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
-    """Sweep over tiles for the first element that is not finite; see `result_row`: index and kind are one number."""
+    """Sweep over tiles for the first element that is not finite: index and kind in one number, see `tickets.FIELDS`."""
     EACH: tl.constexpr = UNIT // ITEM
     first = tl.full([THREADS], _NONE, tl.int64)
     for tile in range(start, end, step):
@@ -478,7 +478,7 @@ def _power(size):
 
 @triton.jit
 def _put(rows, capacity, row, finite, mean, spread, low, high, zeros, nan, inf, weight, first):
-    """Write a row; see `result_row`."""
+    """Write a row; see `tickets.FIELDS`."""
     tl.store(rows + row, finite)
     tl.store(rows + capacity + row, mean.to(tl.int64, bitcast=True))
     tl.store(rows + 2 * capacity + row, spread.to(tl.int64, bitcast=True))

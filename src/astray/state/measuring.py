@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from astray.capture.pytorch.shards import is_distributed, is_pending, waited_for
 from astray.device import moments as kernel
+from astray.device.launcher import unobserved
 from astray.device.torch_kernels import widest_float
-from astray.device.unobserved import unobserved
 from astray.errors import StateError
 from astray.state.mapping import InBlocks, Value, blocks
 from astray.stats import DTYPES, Strided

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.kept_values import ALL, KeptSelection
+from astray.comparison.measure.evidence import ALL_VALUES, KeptSelection
 from astray.errors import RunError
 from astray.part import Part, Span
 from astray.stats import dtypes
@@ -89,7 +89,7 @@ class Elements:
         if dtype not in dtypes.DTYPES:
             return None
         if isinstance(rank, CheckpointRank):
-            return cls((rank, row), dtype, shape, ALL)
+            return cls((rank, row), dtype, shape, ALL_VALUES)
         values = rank.verified(row)
         if values is None:
             return None

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
+from astray.capture.pytorch.calls.modes import InferenceFastPaths
 from recorded_rows import hooks_of, rows
 from small_models import Residual, build, same_bits, train
 

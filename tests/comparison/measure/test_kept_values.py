@@ -12,7 +12,8 @@ from torch import nn
 import astray
 from astray.comparison.comparison import compare
 from astray.comparison.measure import measurements
-from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues, labelled, shared, with_part
+from astray.comparison.measure.evidence import KeptSelection, KeptValues, shared_source, source_labels, with_part
+from astray.comparison.verdict import EvidenceSource
 from astray.stats.kernels import contrast, sample_positions
 
 RIGHT = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
@@ -190,7 +191,7 @@ def test_shared_in_columns():
     other = KeptValues(np.array([-1, 2, -1, 0, 1, 0, 0, -1, 0]), np.array([-1, -1, -1, -1, -1, 4, 3, 6, -1]))
     expected = ["VALUES", "SLICE", "SAMPLE", "SLICE", "NONE", "SAMPLE", "SAMPLE", "NONE", "NONE"]
     for sides in ((one, other), (other, one)):
-        assert [EvidenceSource(code).name for code in shared(*sides)] == expected
+        assert [EvidenceSource(code).name for code in shared_source(*sides)] == expected
 
 
 def test_a_selection_is_narrowed_to_what_both_have():
@@ -214,10 +215,10 @@ def test_labels_are_in_order_from_the_worst():
             EvidenceSource.SAMPLE,
         ]
     )
-    found = labelled(codes, ["1:", ":2"])
+    found = source_labels(codes, ["1:", ":2"])
     assert found.tolist() == ["values", "values of the slice :2", "sample of the slice 1:", "none", "sample"]
     assert found.values == ["none", "sample", "sample of the slice 1:", "values of the slice :2", "values"]
-    assert labelled(np.empty(0, np.int32), []).values == []
+    assert source_labels(np.empty(0, np.int32), []).values == []
 
 
 def test_values_that_are_stored_once_are_measured_once(tmp_path, monkeypatch):

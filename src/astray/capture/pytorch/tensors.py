@@ -28,7 +28,7 @@ from astray.capture.pytorch.shards import (
     wraps_others,
 )
 from astray.device.devices import DeviceMeasurer
-from astray.device.unobserved import unobserved
+from astray.device.launcher import unobserved
 from astray.interrupts import pass_interrupt
 from astray.stats import Strided, kernels
 from astray.stats.dtypes import DTYPES

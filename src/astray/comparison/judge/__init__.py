@@ -13,8 +13,7 @@ siblings.py     gains (error / base) of the same row at other sites
 surprise.py     the allowed gain, and how far beyond it a row is
 verdicts.py     what follows
 victims.py      what has come of wrong rows
-windows.py      the steps of a rank, a few at a time
-whole_run.py    the precision of float32 products, and a factor that all gradients share
+windows.py      the steps of a rank, a few at a time, with what their rows share: float32 precision, a common factor
 tolerances.py   the largest errors that the user allows
 thresholds.py   every number by which a verdict is decided, with its reason
 """

@@ -26,10 +26,9 @@ import numpy as np
 from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.provenance import OPERAND_ROLES
 from astray.comparison.measure import metrics
-from astray.comparison.measure.evidence import STATISTICS, Evidence
-from astray.comparison.measure.kept_values import EvidenceSource, is_partial
+from astray.comparison.measure.evidence import STATISTICS, Evidence, is_partial
 from astray.comparison.rows import Bools, Floats, Ints
-from astray.comparison.verdict import MEASURES, Judgement, Reason, Verdict
+from astray.comparison.verdict import MEASURES, EvidenceSource, Judgement, Reason, Verdict
 from astray.stats.dtypes import DTYPES
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from astray.comparison.judge import thresholds as t
-from astray.comparison.measure.evidence import Evidence, Progress
-from astray.comparison.measure.kept_values import EvidenceSource, is_partial
+from astray.comparison.measure.evidence import Evidence, Progress, is_partial
 from astray.comparison.measure.measurements import MeasuredPairs, measure_statistics, measure_values
 from astray.comparison.rows import Bools, Ints
-from astray.comparison.verdict import UNDECIDED, Judgement, Reason, Rule, Verdict
+from astray.comparison.verdict import UNDECIDED, EvidenceSource, Judgement, Reason, Rule, Verdict
 from astray.stats.dtypes import DTYPES
 
 

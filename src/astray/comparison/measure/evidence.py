@@ -1,8 +1,9 @@
 """What a pair can be judged by: the pairs of one rank with all that both runs kept of them, as columns.
 
 Reads the pairs of `alignment` and the runs, feeds `measurements` and `judge`. The best source that both sides have is
-used: all values, else those of the slice or the sample that both sides kept (`kept_values`), else statistics, which
-bound the error from below, else fingerprints, which say only whether the bits are the same.
+used: all values, else those of the slice or the sample that both sides kept, else statistics, which bound the error
+from below, else fingerprints, which say only whether the bits are the same. A side that kept every value holds whatever
+the other kept. Two slices are the same when their texts are: one that lies inside another is taken for a different one.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure import kept_values as kept
 from astray.comparison.measure.custom_metrics import CustomMetrics
-from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues
 from astray.comparison.measure.pieces import Pieces
 from astray.comparison.pair.alignment import Alignment
 from astray.comparison.rows import Bools, Floats, Ints, Rows
+from astray.comparison.verdict import EvidenceSource
+from astray.part import Part
 from astray.stats.dtypes import DTYPES
+from astray.stats.kernels import sample_positions
+from astray.store import DictionaryColumn
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
@@ -180,7 +183,7 @@ class Evidence:
         both = np.flatnonzero((files >= 0) & (others >= 0))
         if len(both):
             reference, candidate = map(KeptValues, self.sides("part", at[both]), self.numbers("sampled", at[both]))
-            shared = kept.shared(reference, candidate)
+            shared = shared_source(reference, candidate)
             apart[both] = shared == EvidenceSource.NONE
             # A slice may lie outside of the tensor.
             empty = np.minimum(*self.numbers("blob_bytes", at[both])) == 0
@@ -222,3 +225,77 @@ class PairSelection(NamedTuple):
 
     evidence: Evidence
     at: Ints
+
+
+# -- which values were kept, and what both sides have of them ----------------------------------------------------------
+
+
+class KeptValues(NamedTuple):
+    """The values kept of one side's tensors: the code of the slice and the size of the sample they are, −1 for none."""
+
+    part: Ints
+    sampled: Ints
+
+    @property
+    def whole(self) -> Bools:
+        """Where every value was kept."""
+        return (self.part < 0) & (self.sampled < 0)
+
+
+def shared_source(reference: KeptValues, candidate: KeptValues) -> npt.NDArray[np.int8]:
+    """What can be compared of the values of tensors of which both sides kept some; NONE where each kept others."""
+    same_sample = (reference.sampled == candidate.sampled) | (reference.sampled < 0) | (candidate.sampled < 0)
+    shared = reference.whole | candidate.whole | ((reference.part == candidate.part) & same_sample)
+    sliced, sampled = (np.maximum(*sides) >= 0 for sides in zip(reference, candidate, strict=True))
+    source = np.where(sampled, EvidenceSource.SAMPLE, np.where(sliced, EvidenceSource.SLICE, EvidenceSource.VALUES))
+    return np.where(shared, source, EvidenceSource.NONE).astype(np.int8)
+
+
+class KeptSelection(NamedTuple):
+    """The values kept of one tensor: those of a slice, or a sample. None and −1: all of them."""
+
+    part: str | None
+    sampled: int
+
+    def both(self, other: KeptSelection) -> KeptSelection:
+        """What two sides have in common that share anything."""
+        return KeptSelection(self.part if self.part is not None else other.part, max(self.sampled, other.sampled))
+
+    def narrow(self, values: npt.NDArray[Any], to: KeptSelection) -> npt.NDArray[Any]:
+        """Take from the values of this selection those of another that lies in it."""
+        if self.part is None and to.part is not None:
+            values = Part.parse(to.part).cut(values)
+        if self.sampled < 0 <= to.sampled:
+            values = values.reshape(-1)[sample_positions(values.size, to.sampled)]
+        return values
+
+
+ALL_VALUES = KeptSelection(None, -1)
+
+
+def is_partial(source: Ints) -> Bools:
+    """Where a pair was judged by some of its values and not all."""
+    return np.isin(source, (EvidenceSource.SAMPLE, EvidenceSource.SLICE))
+
+
+def with_part(source: Ints, part: Ints) -> Ints:
+    """One number for a source and the code of the slice it is of, −1 for none; `source_labels` reads it."""
+    return source + (part + 1) * len(EvidenceSource)
+
+
+def source_labels(codes: Ints, parts: list[str]) -> DictionaryColumn[str]:
+    """The sources in words, the worst first; `codes` are those of `with_part`, or of a source alone."""
+    found = np.flatnonzero(np.bincount(codes, minlength=1)).tolist()
+    found.sort(key=lambda code: (code % len(EvidenceSource), code))
+    number = np.full(max(found, default=0) + 1, -1, np.int32)
+    number[found] = np.arange(len(found))
+    return DictionaryColumn(
+        number[codes],
+        [_label(EvidenceSource(code % len(EvidenceSource)), code // len(EvidenceSource) - 1, parts) for code in found],
+    )
+
+
+def _label(source: EvidenceSource, part: int, parts: list[str]) -> str:
+    if part < 0:
+        return source.name.lower()
+    return f"{'sample' if source == EvidenceSource.SAMPLE else 'values'} of the slice {parts[part]}"

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure import kept_values as kept
 from astray.comparison.measure import metrics
-from astray.comparison.measure.evidence import Evidence, Progress, ReadBlocks
+from astray.comparison.measure.evidence import ALL_VALUES, Evidence, Progress, ReadBlocks
 from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.comparison.rows import Bools, Floats, Ints, Rows
 from astray.comparison.verdict import Reason
@@ -149,7 +148,7 @@ def _measure(evidence: Evidence, pair: int) -> _PairMeasurement | None:
 
 def _pieces(evidence: Evidence, pair: int) -> tuple[Pieces, Pieces] | None:
     """Both sides of a pair in pieces, if one of them is; None where some values only were kept."""
-    if evidence.pieces is None or evidence.selections(pair) != (kept.ALL, kept.ALL):
+    if evidence.pieces is None or evidence.selections(pair) != (ALL_VALUES, ALL_VALUES):
         return None
     reference, candidate = (read(row) for read, row in zip(evidence.pieces, evidence.tensors(pair), strict=True))
     if reference is None or candidate is None or max(len(reference.parts), len(candidate.parts)) < 2:
@@ -228,7 +227,7 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     same_dtype = strided[0].dtype == strided[1].dtype
     equal = same_dtype and evidence.bits[pair] != 0 and reference.tobytes() == candidate.tobytes()
     rms = 0.0 if common.part is None else _rms(evidence.reference, int(evidence.pairs.reference[pair]))
-    return _Both(*strided, absmax, rms, equal, common == kept.ALL, (reference, candidate))
+    return _Both(*strided, absmax, rms, equal, common == ALL_VALUES, (reference, candidate))
 
 
 def _recorded_absmax(evidence: Evidence, pair: int) -> float:

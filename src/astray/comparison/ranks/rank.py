@@ -19,8 +19,16 @@ from astray.comparison.divergence import Divergence
 from astray.comparison.judge import Gains, judge, noise_gains
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import CustomMetrics, Failures
-from astray.comparison.measure.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
-from astray.comparison.measure.kept_values import is_partial, labelled, with_part
+from astray.comparison.measure.evidence import (
+    Evidence,
+    Progress,
+    ReadBlocks,
+    ReadPieces,
+    ReadValues,
+    is_partial,
+    source_labels,
+    with_part,
+)
 from astray.comparison.measure.pieces import Pieces
 from astray.comparison.pair.alignment import Alignment, Words, align
 from astray.comparison.pair.checkpoints import find_worst
@@ -324,7 +332,7 @@ def table(ranks: Sequence[RankPairs]) -> Table:
     part = joined.pop("part")
     joined["recompute"] = joined["recompute"].astype(np.bool_)
     joined["verdict"] = DictionaryColumn(joined["verdict"].astype(np.int32), LABELS)
-    joined["source"] = labelled(with_part(joined["source"].astype(np.int32), part.codes), part.values)
+    joined["source"] = source_labels(with_part(joined["source"].astype(np.int32), part.codes), part.values)
     joined["measure"] = DictionaryColumn(joined["measure"].astype(np.int32), list(MEASURES))
     joined["rule"] = DictionaryColumn(joined["rule"].astype(np.int32), RULES)
     joined["reason"] = _reasons(joined["reason"])

@@ -2,8 +2,7 @@
 
 background_writer.py   the program's side of every writer: a bounded queue, a thread, forks
 record_queue.py        that queue, and its rows cut where steps end
-run_writer.py          the queue → the files of one rank, while the program runs
-write_policy.py        as rows come, or step by step where a listener is shown each step
+run_writer.py          the queue → the files of one rank, while the program runs: as rows come, or step by step
 rank_files.py          the open files of one rank, and the order in which they are written
 values_writer.py       the bytes of tensors → safetensors files, by several threads
 buffer_pool.py         host memory for these bytes

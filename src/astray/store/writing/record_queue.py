@@ -261,7 +261,7 @@ class StepSegment(NamedTuple):
 class StepSegments:
     """The segments that wait. Any thread may `cut`; the rest is for the recorder's thread.
 
-    values: take the values too. `write_policy.py` sets it to False, since it writes them from the queue.
+    values: take the values too. `PerStep` sets it to False, since it writes them from the queue.
     """
 
     def __init__(self, queue: RecordQueue, deferred: DeferredMeasurements | None, *, values: bool = True) -> None:

@@ -21,8 +21,7 @@ from astray.capture.identity_map import IdentityMap
 from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING_STATISTICS
-from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
-from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.calls.modes import InferenceFastPaths, Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.wrappers import (
     Chain,
