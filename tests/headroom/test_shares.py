@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from astray.headroom.shares import StatisticColumns, at_least, below, normal_share
+from astray.headroom.measures import at_least, below, normal_share
+from astray.headroom.observations import StatisticColumns
 
 RANDOM = np.random.default_rng(7)
 

@@ -20,6 +20,6 @@ __all__ = ["Comparer", "ComparerResult", "Tracer"]
 if __name__ == "__main__":
     import sys
 
-    from astray.foreign.hooktools.command import main
+    from astray.foreign.hooktools.comparer import main
 
     sys.exit(main())

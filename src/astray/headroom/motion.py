@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.headroom.observations import Observations
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from astray.headroom.observations import Floats, Ints, Observations
 
 
 class WeightMotion(NamedTuple):

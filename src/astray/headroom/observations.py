@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from astray.graph import graph_of
 from astray.headroom.dtype_limits import limits
-from astray.headroom.shares import StatisticColumns
 from astray.stats import dtypes
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RankRun, RunData, Table
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 OF_CALL = ("kind", "type", "site", "phase")
 OF_TENSOR = ("role", "path", "dtype")
@@ -40,6 +40,22 @@ class LeftOut:
     empty: int = 0  # no elements
     orphans: int = 0  # a killed run lost the call
     unknown: Counter[str] = field(default_factory=Counter)  # of dtypes astray does not know
+
+
+class StatisticColumns(NamedTuple):
+    """Statistics of some tensors, each a column. `finite` and `nonzero` are how many values are that."""
+
+    min: Floats
+    max: Floats
+    mean: Floats
+    l2: Floats
+    absmax: Floats
+    finite: Floats
+    nonzero: Floats
+
+    def take(self, rows: npt.NDArray[Any]) -> StatisticColumns:
+        """The same at some rows."""
+        return StatisticColumns(*(column[rows] for column in self))
 
 
 class Observations:
@@ -69,7 +85,7 @@ class Observations:
         return len(self.place)
 
     def values(self) -> StatisticColumns:
-        """The statistics of all rows, as the functions of `shares` take them."""
+        """The statistics of all rows, as the functions of `measures` take them."""
         at = self.numbers
         finite = (at["count"] - at["nan"] - at["inf"]).astype(np.float64)
         low, high, mean, l2, absmax = (np.nan_to_num(at[name]) for name in ("min", "max", "mean", "l2", "absmax"))

@@ -15,16 +15,13 @@ import numpy.typing as npt
 
 from astray.errors import UsageError
 from astray.headroom.dtype_limits import DtypeLimits, limits, targets
-from astray.headroom.measures import PlaceMeasures, ShareBelow, lost, measure
+from astray.headroom.measures import PlaceMeasures, ShareBelow, ShareBounds, at_least, lost, measure
 from astray.headroom.motion import WeightMotion
-from astray.headroom.observations import LeftOut, Observations
-from astray.headroom.shares import Floats, ShareBounds, StatisticColumns, at_least
+from astray.headroom.observations import Floats, Ints, LeftOut, Observations, StatisticColumns
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RunData, Table
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
 from astray.store.columns import BoolArray, Column
-
-Ints = npt.NDArray[np.int64]
 
 
 class Risk:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from astray.compat.hooktools import Tracer
-from astray.foreign.hooktools.command import main
+from astray.foreign.hooktools.comparer import main
 from astray.foreign.hooktools.config import Keys
 from astray.foreign.hooktools.tracer import TracerConfig
 

@@ -4,9 +4,8 @@ files.py        the paths of files, the numbers of files, epochs and steps, and 
 reader.py       a dump → a `Run`
 translator.py   the rows of a recording → files
 tracer.py       `Tracer`, and the YAML file it takes
-comparer.py     `Comparer`
+comparer.py     `Comparer`; the command, and the two YAML files that users begin with
 config.py       the keys of both YAML files, checked; the YAML file of a `Comparer`, and hooktools' metrics
-command.py      the command, and the two YAML files that users begin with
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
 """`Comparer`: `astray.compare` of two dumps, in hooktools' terms: folders, epochs, steps, metrics, filters, the worst.
 
 The first folder is the reference. What cannot be measured, because NaN or infinity is on one side only or shapes
-differ,
-is always shown: no filter hides it. What only one folder has is counted and reported.
+differ, is always shown: no filter hides it. What only one folder has is counted and reported.
+
+The command `python -m astray.compat.hooktools` compares by a YAML file, and writes the two YAML files that users of
+hooktools begin with (`DEMOS`): every key with its meaning beside it. Both can be used as they are, except for the two
+folders that a comparer compares.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.comparison import compare
-from astray.errors import CompareError, RunError
+from astray.errors import AstrayError, CompareError, RunError, UsageError
 from astray.foreign.hooktools.config import (
     DIRECTORY,
     FILE,
@@ -29,7 +33,7 @@ from astray.foreign.hooktools.config import (
 )
 from astray.foreign.hooktools.files import CallFile, Label, Numbering, call_file, files_in, path_in_file, runs_in
 from astray.foreign.hooktools.reader import HooktoolsRank, open_files
-from astray.formatting.terminal import say
+from astray.formatting.terminal import COULD_NOT, say, tell
 from astray.results.comparison import Comparison
 from astray.store.run import RunData
 from astray.wording import counted, printable
@@ -260,3 +264,103 @@ def _listed(paths: Sequence[str], *, without_labels: bool) -> Iterator[CallFile]
 def _describe(files: Mapping[int, Sequence[CallFile]]) -> str:
     folders = sorted({f"{file.phase}/{file.label}" for of_rank in files.values() for file in of_rank})
     return f"{', '.join(folders[:5])}{' …' * (len(folders) > 5)}" if folders else "none at all"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+DESCRIPTION = (
+    "`python -m astray.compat.hooktools demo tracer` writes tracer_demo.yaml; `… compare FILE` compares by such a file."
+)
+
+TRACER = """\
+# What a Tracer records: trace = Tracer("tracer_demo.yaml", model)
+
+log_dir: ./tmp                  # files go to log_dir/{tracer_name}_{unixtime}
+tracer_name: tracer_demo
+
+trace_mode: 3                   # 0 nothing, 1 forward, 2 backward, 3 both
+trace_granularity: 0            # 0 every module, also a loss outside of the model; 1 those of the model
+register_hooks: [dump_pt_hook]  # [] traces nothing
+only_input: false               # leave out what calls give
+only_output: false              # leave out what calls are given
+verbose: false                  # tell where files go and how many there are
+
+dump_pt_hook_options:
+  hook_specifiy_modules:        # only modules (and functions) of these names; none given are all
+    starts_with: []             # such as [h.2.attn]
+    regular_expression: []      # such as ['h\\.\\d+\\.mlp']
+
+hacker_non_nn_modules: false    # trace functions too
+hacker_options:
+  verbose: false                # tell at each untrace how often each function was called
+  supported_apis:               # these functions, in groups of any name; leave it out for every function of torch
+    functional: [torch.nn.functional.softmax, torch.nn.functional.layer_norm]
+    tensor: [torch.matmul, torch.Tensor.add]
+"""
+
+COMPARER = """\
+# What a Comparer compares: Comparer("comparer_demo.yaml").compare()
+
+compare_mode: 0                 # 0 folders, 1 two files, 2 two lists of files
+compare_directory_options:
+  compared_directory_1: ./good  # the reference: a log_dir, a run in it, or any folder inside that
+  compared_directory_2: ./bad
+
+compare_folder_name: [forward, backward]  # forward, backward, gradient
+compare_epochs: -1              # 8; -1 all; [1, 3] these two; "[0,8)" from 0 to 7
+compare_steps: -1
+
+evaluation_metrics: [L1, CS]    # L1, AE, MAE, MSE, RMSE, MAPE, CS; the worst are those of the first
+filter:
+  global_filter: 0              # what is no further off is not shown
+  # L1_filter: 1.0e-5           # the same for one metric
+
+only_compare_input: false
+only_compare_output: false
+compare_by_order: false         # pair calls by their order, whatever their names
+top_k: 10
+"""
+
+DEMOS = {"tracer": TRACER, "comparer": COMPARER}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit code: 0, or 2 when it could not do its work."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        options.work(options)
+    except (AstrayError, OSError) as error:
+        tell(f"{parser.prog}: {error}")
+        return COULD_NOT
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> None:
+    file = options.output or Path(f"{options.of}_demo.yaml")
+    if file.exists() and not options.force:
+        raise UsageError(f"{file} is there already. Choose another name with -o, or overwrite it with --force.")
+    file.write_text(DEMOS[options.of], encoding="utf-8")
+    say(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    result = Comparer(options.config).compare()
+    if options.html is not None:
+        say(f"The page is in {result.comparison.to_html(options.html)}.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m astray.compat.hooktools", description=DESCRIPTION)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="write tracer_demo.yaml or comparer_demo.yaml, every key with its meaning")
+    demo.add_argument("of", nargs="?", choices=tuple(DEMOS), default="tracer", help="which; tracer by default")
+    demo.add_argument("-o", "--output", type=Path, metavar="FILE", help="under another name")
+    demo.add_argument("--force", action="store_true", help="overwrite a file that is there")
+    demo.set_defaults(work=_demo)
+    compare = commands.add_parser("compare", help="compare two dumps as a comparer's YAML file says")
+    compare.add_argument("config", metavar="FILE", help="such as comparer_demo.yaml")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="also write the page: choose epoch and metric there")
+    compare.set_defaults(work=_compare)
+    return parser

@@ -28,9 +28,6 @@ Array = npt.NDArray[Any]
 _NAME = re.compile(r"(?:(\d{1,18})_)?([A-Za-z]+)_(.+)_(forward|backward)_(input|output)(\..+)?")
 _MODULE, _OPERATOR = "Module", "Aten"
 
-NODE = "node."
-"""The prefix of the path of a gradient of an autograd node that is not known to be of an argument."""
-
 SAMPLE = 10
 """How many values a sampled line begins with: the first elements of the tensor, in row-major order."""
 
@@ -165,8 +162,8 @@ def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Si
     if path == "out" or path.startswith("out."):
         position = path[4:]
         return "output", position if position or phase != "backward" else "0"
-    if path.startswith(NODE):  # the run was read from such a dump
-        return "input", path[len(NODE) :]
+    if path.startswith(api.NODE):  # the run was read from such a dump
+        return "input", path[len(api.NODE) :]
     side: Side = "input" if (role == "input") == (phase != "backward") else "output"
     return side, api.positional(function, path)
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows
-from astray.foreign.msprobe.names import by_keyword
+from astray.foreign.msprobe.names import NODE, by_keyword
 from astray.foreign.torch_npu import arrays, lines
-from astray.foreign.torch_npu.names import NODE, DumpedTensor, FunctionSite, TorchNpuDump, path_order, site
+from astray.foreign.torch_npu.names import DumpedTensor, FunctionSite, TorchNpuDump, path_order, site
 from astray.store.run import RankRun, RunData
 from astray.store.run_info import RunInfo
 from astray.store.safe_paths import entries
