@@ -157,7 +157,7 @@ export function Choose({ session, source, onStarted }: Props) {
             )}
           </label>
         ))}
-        <label title="A second recording of the reference, as by astray run --perturb: its errors are no errors">
+        <label title="A second recording of the reference, as by astray run --perturb: its errors are not counted as errors">
           <span>noise</span>
           <select name="noise" value={noise} onChange={(event) => setNoise(event.currentTarget.value)}>
             <option value="">{fixed.noise ?? "none"}</option>

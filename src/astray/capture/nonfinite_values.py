@@ -93,9 +93,9 @@ class NonFiniteKeeper:
         return measured
 
     def _keep(self, seq: int, tensor: _Measured) -> None:
-        room = self._writer.room(tensor.memory.size * DTYPES[tensor.memory.dtype].itemsize)
-        pack(tensor.memory, room.array)
+        buffer = self._writer.take_buffer(tensor.memory.size * DTYPES[tensor.memory.dtype].itemsize)
+        pack(tensor.memory, buffer.array)
         values = self._writer.values(
-            room, f"{seq}.{tensor.role}.{tensor.path}", tensor.memory.dtype, tensor.memory.shape
+            buffer, f"{seq}.{tensor.role}.{tensor.path}", tensor.memory.dtype, tensor.memory.shape
         )
         self._writer.attach(seq, tensor.role, tensor.path, tensor.fingerprint, values)

@@ -135,7 +135,7 @@ class BaseRecorder:
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
-            deferred=self._adapter.reader.late,
+            deferred=self._adapter.reader.deferred,
         )
         from astray.capture.engine import Engine  # which loads what is built for torch
 

@@ -159,7 +159,7 @@ def _unexplained(divergence: Divergence) -> str:
         return f"{reference.dtype} against {candidate.dtype}, which are different kinds of number"
     if divergence.verdict == Verdict.NON_FINITE.label:
         counts = f"{figures.non_finite(reference.statistics)} against {figures.non_finite(candidate.statistics)}"
-        return f"elements that are no finite numbers: {counts}"
+        return f"elements that are not finite: {counts}"
     if math.isnan(divergence.error) and SENTENCES[Reason.SAME_STATISTICS] in place.reason:
         return "the values differ in a way the statistics do not show; record with keep='tensors' to see how"
     if math.isnan(divergence.error):

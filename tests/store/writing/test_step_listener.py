@@ -81,19 +81,19 @@ def test_values_can_be_read_by_the_listener(tmp_path: Path, info: RunInfo) -> No
 def test_late_measurements_are_there_for_the_listener_and_in_the_run(
     tmp_path: Path, info: RunInfo, tensor: MakeTensor
 ) -> None:
-    late = Tickets()
+    deferred = Tickets()
     seen: list[list[int]] = []
     look: Callable[[BufferedStep], None] = lambda rows: seen.append(rows.numbers("nan").tolist())  # noqa: E731
-    with RunWriter(tmp_path / "run", info=info, deferred=late, on_step=look) as writer:
+    with RunWriter(tmp_path / "run", info=info, deferred=deferred, on_step=look) as writer:
         assert writer.listener is not None
         for step in range(2):
-            writer.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
+            writer.tensor_row(tuple(tensor(step, statistics=deferred.ticket(), fingerprint=None)))
             writer.tensor(tensor(step))
             writer.step_done()
         assert writer.listener.wait_until_shown(1, 60)
         assert seen == [[1, 0], [2, 0]]
-        late.stuck = True  # a graph is being captured: a flush must not wait for that
-        writer.tensor_row(tuple(tensor(2, statistics=late.ticket(), fingerprint=None)))
+        deferred.stuck = True  # a graph is being captured: a flush must not wait for that
+        writer.tensor_row(tuple(tensor(2, statistics=deferred.ticket(), fingerprint=None)))
         assert writer.flush()
     assert seen[2:] == [[3]]  # what is left is looked at in the end
     assert open_run(tmp_path / "run").ranks[0].tensors["nan"].tolist() == [1, 0, 2, 0, 3]

@@ -116,7 +116,7 @@ def _gains_of_siblings(rows: _Rows, gain: Floats, by_call: Bools) -> _SiblingGai
 def _score(
     errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows_by_measure: dict[str, _Rows]
 ) -> Surprise:
-    """The surprise of all rows. wrong: those whose gains are no evidence of what is right."""
+    """The surprise of all rows. wrong: those whose gains are not evidence of what is right."""
     length = len(errors.roundoff)
     score = np.full(length, -1.0)
     surprise = Surprise(

@@ -421,7 +421,7 @@ class _WindowJudge:
         return beyond
 
     def _repeat_verdicts(self, rows: Ints) -> None:
-        """Give rows whose value was seen before the verdict of that row; they are no origins."""
+        """Give rows whose value was seen before the verdict of that row; they are not origins."""
         judged = self.judged
         rows = rows[self.undecided[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
         source = self.sources.first_seen[rows]

@@ -149,7 +149,7 @@ def _streams(reference: list[Module], candidate: list[Module]) -> tuple[CallStre
         columns: list[list[object]] = [
             [(module.parameters, module.site in outer or module.site == ROOT) for module in modules],
             [("output", module.output) for module in modules],
-            # That both are outermost is no sign: one model may have been wrapped.
+            # That both are outermost is not a sign: one model may have been wrapped.
             [("name", side if module.site == ROOT else module.site.rpartition(".")[2]) for module in modules],
         ]
         kind, detail, name = (

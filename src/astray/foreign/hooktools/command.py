@@ -12,7 +12,7 @@ from pathlib import Path
 
 from astray.errors import AstrayError, UsageError
 from astray.foreign.hooktools.comparer import Comparer
-from astray.formatting.terminal import COULD_NOT, say, tell
+from astray.formatting.terminal import COULD_NOT, print_note, print_report
 
 DESCRIPTION = (
     "`python -m astray.compat.hooktools demo tracer` writes tracer_demo.yaml; `… compare FILE` compares by such a file."
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.work(options)
     except (AstrayError, OSError) as error:
-        tell(f"{parser.prog}: {error}")
+        print_note(f"{parser.prog}: {error}")
         return COULD_NOT
     return 0
 
@@ -87,13 +87,13 @@ def _demo(options: argparse.Namespace) -> None:
     if file.exists() and not options.force:
         raise UsageError(f"{file} is there already. Choose another name with -o, or overwrite it with --force.")
     file.write_text(DEMOS[options.of], encoding="utf-8")
-    say(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
+    print_report(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
 
 
 def _compare(options: argparse.Namespace) -> None:
     result = Comparer(options.config).compare()
     if options.html is not None:
-        say(f"The page is in {result.comparison.to_html(options.html)}.")
+        print_report(f"The page is in {result.comparison.to_html(options.html)}.")
 
 
 def _parser() -> argparse.ArgumentParser:

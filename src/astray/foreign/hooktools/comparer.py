@@ -29,7 +29,7 @@ from astray.foreign.hooktools.config import (
 )
 from astray.foreign.hooktools.files import CallFile, Label, Numbering, call_file, files_in, path_in_file, runs_in
 from astray.foreign.hooktools.reader import HooktoolsRank, open_files
-from astray.formatting.terminal import say
+from astray.formatting.terminal import print_report
 from astray.results.comparison import Comparison
 from astray.store.run import RunData
 from astray.wording import counted, printable
@@ -102,8 +102,8 @@ class Comparer:
         result = self.find()
         if self._config.verbose:
             for row in result.shown:
-                say(str(row))
-        say(str(result))
+                print_report(str(row))
+        print_report(str(result))
         return result
 
     def find(self) -> ComparerResult:

@@ -75,15 +75,15 @@ class RecordQueue:
         """Append to one of the lists; wait when it is too long."""
         records.append(record)
         if len(records) >= BATCH_ROWS:
-            self.crowded(records)
+            self.batch_ready(records)
 
     def put_row(self, rows: Rows, row: Row) -> None:
         """Append a row; wait when there are too many."""
         rows.append(row)
         if len(rows) >= BATCH_ROWS:
-            self.crowded(rows)
+            self.batch_ready(rows)
 
-    def crowded(self, records: Sized) -> None:
+    def batch_ready(self, records: Sized) -> None:
         """Wake the writer, since one of the queues holds a batch; wait when it is too long."""
         self.wake.set()
         if len(records) >= QUEUE_ROWS:
