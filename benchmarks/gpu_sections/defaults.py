@@ -49,7 +49,7 @@ class Times(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Seconds of a step, and how many tensors it has; None for a guard."""
+    """Seconds of a step, and how many tensors it has; 0 tensors for a guard, where they are not counted."""
 
     bare: float
     recorded: float
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
     def ratio(self) -> float:
         return self.recorded / self.bare
 
-    def told(self) -> str:
+    def ratios_text(self) -> str:
         return f"{self.ratio:.2f} ({self.recorded_free / self.bare_free:.2f})"
 
     def parts(self, bare: Kernels | None, recorded: Kernels | None) -> list[str]:
@@ -90,7 +90,7 @@ def run(work: Work, report: Report, programs: list[str] | None = None) -> None:
     names = programs or list(PROGRAMS)
     costs = {name: costs_of(work, name) for name in names}
     rows = [
-        [PROGRAMS[name].what, *(costs[name][case].told() if case in costs[name] else "" for case in TRAINED)]
+        [PROGRAMS[name].what, *(costs[name][case].ratios_text() if case in costs[name] else "" for case in TRAINED)]
         for name in names
     ]
     report.table(["program", *TRAINED], rows)

@@ -260,15 +260,17 @@ def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
     same = np.ones(len(reference["mean"]), np.bool_)
     without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
-        same &= (column == candidate[name]) | _both_or_untold(name, column, candidate[name], without_counts)
+        same &= (column == candidate[name]) | _both_or_unrecorded(name, column, candidate[name], without_counts)
     return same
 
 
-def _both_or_untold(name: str, column: Column, other: Column, without_counts: Bools) -> Bools:
+def _both_or_unrecorded(name: str, reference: Column, candidate: Column, without_counts: Bools) -> Bools:
     """Where both sides lack a statistic, or one of them lacks it because it does not record all of them."""
     if name in ("nan", "inf"):
         return without_counts
-    return np.where(without_counts, np.isnan(column) | np.isnan(other), np.isnan(column) & np.isnan(other))
+    return np.where(
+        without_counts, np.isnan(reference) | np.isnan(candidate), np.isnan(reference) & np.isnan(candidate)
+    )
 
 
 SUMMING = 2.0**-50
@@ -285,9 +287,9 @@ def equal_but_for_order(reference: Columns, candidate: Columns) -> Bools:
     same = np.ones(len(size), np.bool_)
     without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
-        room = SUMMING * slack[name] if name in slack else 0.0
-        close = np.abs(candidate[name] - column) <= room
-        same &= close | _both_or_untold(name, column, candidate[name], without_counts)
+        tolerance = SUMMING * slack[name] if name in slack else 0.0
+        close = np.abs(candidate[name] - column) <= tolerance
+        same &= close | _both_or_unrecorded(name, column, candidate[name], without_counts)
     return same
 
 

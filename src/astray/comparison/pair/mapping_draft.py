@@ -289,7 +289,11 @@ def _by_names(
     )
 
 
-def _likeness(one: TensorSignature, other: TensorSignature) -> float:
-    words, others = (re.findall(r"[a-z]+", tensor.name.lower()) for tensor in (one, other))
-    same_end = words[-1:] == others[-1:]
-    return SequenceMatcher(None, words, others, autojunk=False).ratio() + same_end + (one.shape == other.shape)
+def _likeness(reference: TensorSignature, candidate: TensorSignature) -> float:
+    words_reference, words_candidate = (re.findall(r"[a-z]+", side.name.lower()) for side in (reference, candidate))
+    same_end = words_reference[-1:] == words_candidate[-1:]
+    return (
+        SequenceMatcher(None, words_reference, words_candidate, autojunk=False).ratio()
+        + same_end
+        + (reference.shape == candidate.shape)
+    )

@@ -204,13 +204,13 @@ def _distinct(values: Iterator[Any]) -> list[Any]:
     return found
 
 
-def _is_given_otherwise(name: str, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+def _is_given_otherwise(name: str, reference: list[dict[str, Any]], candidate: list[dict[str, Any]]) -> bool:
     """Whether an argument that one run does not name has its value there all the same, by position."""
-    for side, others in ((one, other), (other, one)):
-        if any(name in arguments for arguments in others):
+    for side, other_side in ((reference, candidate), (candidate, reference)):
+        if any(name in arguments for arguments in other_side):
             continue
         values = [arguments[name] for arguments in side if name in arguments]
-        spare = [value for arguments in others for key, value in arguments.items() if key not in side[0]]
+        spare = [value for arguments in other_side for key, value in arguments.items() if key not in side[0]]
         if any(value in spare for value in values):
             return True
     return False

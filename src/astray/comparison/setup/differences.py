@@ -211,35 +211,35 @@ class _Causes:
         self._values = {_values(one) for one in of_modules if not _is_common(one.reference)}
         self._classes = {one.type for one in findings if one.subject == "optimizer" and one.name == "class"}
 
-    def explain(self, one: Finding) -> bool:
+    def explain(self, finding: Finding) -> bool:
         """Whether a finding follows from another."""
-        if one.subject == "argument":
-            module = one.site.partition("/")[0]
-            if "mask" in one.name and ("config", "_attn_implementation") in self._named:
+        if finding.subject == "argument":
+            module = finding.site.partition("/")[0]
+            if "mask" in finding.name and ("config", "_attn_implementation") in self._named:
                 return True  # each implementation takes its mask in its own way
-            is_of_module = any((place, _values(one)) in self._by_module for place in (one.site, module))
-            return is_of_module or (kind_of(one) == "device" and ("module", "device") in self._named)
-        if one.subject == "config":
-            of_dtypes = one.name in ("dtype", "torch_dtype") and ("parameter", "dtype") in self._named
-            return of_dtypes or _values(one) in self._values
-        if one.subject == "parameter":
-            return one.name == "tensor" and self._is_of_another_class(one.site)
-        if one.subject == "optimizer":
-            return self._explain_optimizer(one)
-        if one.subject == "torch":
-            is_matmul = one.name.endswith("matmul.fp32_precision")
+            is_of_module = any((place, _values(finding)) in self._by_module for place in (finding.site, module))
+            return is_of_module or (kind_of(finding) == "device" and ("module", "device") in self._named)
+        if finding.subject == "config":
+            of_dtypes = finding.name in ("dtype", "torch_dtype") and ("parameter", "dtype") in self._named
+            return of_dtypes or _values(finding) in self._values
+        if finding.subject == "parameter":
+            return finding.name == "tensor" and self._is_of_another_class(finding.site)
+        if finding.subject == "optimizer":
+            return self._explain_optimizer(finding)
+        if finding.subject == "torch":
+            is_matmul = finding.name.endswith("matmul.fp32_precision")
             return is_matmul and ("torch", "float32_matmul_precision") in self._named
-        if one.subject == "environment":
-            return one.name in _THREADS and ("torch", "threads") in self._named
-        cause = _FOLLOWING.get((one.subject, one.name))
-        return cause is not None and (one.subject, cause) in self._named
+        if finding.subject == "environment":
+            return finding.name in _THREADS and ("torch", "threads") in self._named
+        cause = _FOLLOWING.get((finding.subject, finding.name))
+        return cause is not None and (finding.subject, cause) in self._named
 
-    def _explain_optimizer(self, one: Finding) -> bool:
-        if one.name == "parameters":
-            return ("parameter", "tensor", one.site) in self._placed or self._is_of_another_class(one.site)
-        if one.name == "initial_lr":
-            return ("optimizer", "lr", one.site) in self._placed
-        return one.name == "decoupled_weight_decay" and one.type.partition(",")[0] in self._classes
+    def _explain_optimizer(self, finding: Finding) -> bool:
+        if finding.name == "parameters":
+            return ("parameter", "tensor", finding.site) in self._placed or self._is_of_another_class(finding.site)
+        if finding.name == "initial_lr":
+            return ("optimizer", "lr", finding.site) in self._placed
+        return finding.name == "decoupled_weight_decay" and finding.type.partition(",")[0] in self._classes
 
     def _is_of_another_class(self, parameter: str) -> bool:
         return ("module", "class", parameter.rpartition(".")[0] or ROOT) in self._placed
