@@ -206,8 +206,8 @@ class Judgement:
         for name in DECIDED:
             getattr(self, name)[at] = getattr(decided, name)
 
-    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
-        for name, column in found.items():
+    def keep_metrics(self, at: Ints, metrics: dict[str, Floats]) -> None:
+        for name, column in metrics.items():
             if not self.metrics[name].flags.writeable:
                 self.metrics[name] = self.metrics[name].copy()
             self.metrics[name][at] = column

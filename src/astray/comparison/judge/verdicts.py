@@ -124,9 +124,9 @@ class _History:
         """That of some pairs."""
         return replace(self, origin=self.origin[rows], agreed=self.agreed[rows], tainted=self.tainted[rows])
 
-    def put(self, rows: Ints, found: _History) -> None:
+    def put(self, rows: Ints, history: _History) -> None:
         """Keep what was found of some pairs."""
-        self.origin[rows], self.agreed[rows], self.tainted[rows] = found.origin, found.agreed, found.tainted
+        self.origin[rows], self.agreed[rows], self.tainted[rows] = history.origin, history.agreed, history.tainted
 
 
 class _WindowJudge:

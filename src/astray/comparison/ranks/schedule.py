@@ -85,14 +85,14 @@ def _compare(
 
 
 def job_of(
-    given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
+    runs: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
 ) -> ComparisonJob | None:
     """What worker processes need, or None when they cannot do the work.
 
     A run that is open already may be of any kind, and has its tables read; a function does not exist in another
     process, nor does one of the main module, which is not run again.
     """
-    reference, candidate, noise = given
+    reference, candidate, noise = runs
     paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
     named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
     interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one

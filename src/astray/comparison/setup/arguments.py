@@ -185,15 +185,15 @@ def flattened(text: str, function: str = "") -> dict[str, Any]:
     return found
 
 
-def _spread(name: str, value: Any, found: dict[str, Any]) -> None:
+def _spread(name: str, value: Any, spread: dict[str, Any]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _spread(f"{name}.{key}", item, found)
+            _spread(f"{name}.{key}", item, spread)
     elif isinstance(value, list) and any(isinstance(item, dict | list) or item == "<tensor>" for item in value):
         for place, item in enumerate(value):
-            _spread(f"{name}.{place}", item, found)
+            _spread(f"{name}.{place}", item, spread)
     else:
-        found[name] = value
+        spread[name] = value
 
 
 def _distinct(values: Iterator[Any]) -> list[Any]:

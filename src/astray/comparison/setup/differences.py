@@ -81,10 +81,10 @@ def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) ->
 
 
 def put_together(
-    found: Iterable[SetupDifference], reference: RunData, candidate: RunData
+    differences: Iterable[SetupDifference], reference: RunData, candidate: RunData
 ) -> tuple[SetupDifference, ...]:
     """Those of all ranks, and of the runs as wholes where their ranks do not tell."""
-    known = list(found)
+    known = list(differences)
     ranks = sorted(set(reference.ranks) & set(candidate.ranks))
     if ranks and not (reference.ranks[ranks[0]].setup and candidate.ranks[ranks[0]].setup):
         known += differences_of(ranks[0], _of_wholes(reference, candidate))
@@ -170,21 +170,21 @@ def _text(value: Any) -> str:
     return "absent" if value is ABSENT else json.dumps(value)
 
 
-def _difference(rank: int, found: Sequence[Finding]) -> SetupDifference:
-    first = found[0]
-    effects = [effect_of(one) for one in found]
-    sites = tuple(dict.fromkeys(one.site for one in found if one.site))
+def _difference(rank: int, findings: Sequence[Finding]) -> SetupDifference:
+    first = findings[0]
+    effects = [effect_of(one) for one in findings]
+    sites = tuple(dict.fromkeys(one.site for one in findings if one.site))
     return SetupDifference(
         rank=rank,
         step=first.step,
-        subject=subject_of(found),
+        subject=subject_of(findings),
         site=sites[0] if sites else "",
         name=first.name,
         reference=None if first.reference is ABSENT else first.reference,
         candidate=None if first.candidate is ABSENT else first.candidate,
         kind=kind_of(first),
         expected_effect=min(effects, key=_EFFECTS.index),
-        sentence=sentence_of(found, first.step),
+        sentence=sentence_of(findings, first.step),
         epsilon=epsilon_of(first),
         sites=sites,
         ranks=(rank,),
