@@ -8,17 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from astray.errors import StateError
 from astray.state.mapping import StateMapping
 from astray.state.naming import Pattern, grouped, matching
 from astray.state.reductions import REDUCTIONS, Reduction, norm_reduction, reduce
 from astray.wording import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 FACTS = ("no", "name", "shape", "numel", "dtype", "value")
 """Columns that need no statistics."""

@@ -219,7 +219,7 @@ def test_what_is_stored_does_not_depend_on_when_measurements_are_sent_for(
             y = self.first(x)
             for rec in self.rec:
                 deferred = rec._engine.tensors.reader.deferred
-                thread = threading.Thread(target=deferred.settle, kwargs={"own_thread": True})
+                thread = threading.Thread(target=deferred.start_fetch, kwargs={"own_thread": True})
                 thread.start()
                 thread.join()
             return self.second(torch.relu(y)) + self.first(y) + x
