@@ -30,7 +30,7 @@ from astray.store import (
 )
 from astray.store.deferred import BytePiece
 from astray.store.run_format import disk_io as disk_module
-from astray.store.run_format.rows import PythonRows
+from astray.store.run_format.rows import PythonRowBuffer
 from astray.store.writing.record_queue import WakeEvent
 from store.writing.recorded_steps import GOOD, Tickets, record_step
 
@@ -58,7 +58,7 @@ def rows_of(run: RunData, steps: set[int]) -> tuple[dict[str, Any], dict[str, An
 @pytest.fixture(params=["native", "python"])
 def rows_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("astray.store.run_format.rows.Rows", PythonRows)
+        monkeypatch.setattr("astray.store.run_format.rows.RowBuffer", PythonRowBuffer)
 
 
 @pytest.mark.usefixtures("rows_kept")

@@ -13,7 +13,7 @@ import pytest
 
 from astray.records import Call, Tensor
 from astray.store import BufferedStep, RankRun, RunInfo, RunWriter, Table, open_run
-from astray.store.run_format.rows import PythonRows
+from astray.store.run_format.rows import PythonRowBuffer
 from store.writing.recorded_steps import GOOD, Tickets, record_step
 
 MakeCall = Callable[..., Call]
@@ -23,7 +23,7 @@ MakeTensor = Callable[..., Tensor]
 @pytest.fixture(params=["native", "python"])
 def rows_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("astray.store.run_format.rows.Rows", PythonRows)
+        monkeypatch.setattr("astray.store.run_format.rows.RowBuffer", PythonRowBuffer)
 
 
 def as_lists(table: Table) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 from astray.records import Setup
 from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.encoder import MOST_ROWS
-from astray.store.run_format.rows import TICKET, Row, Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import TICKET, Row, RowBuffer, call_rows, tensor_rows
 from astray.store.writing.rank_files import Stack
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
@@ -47,8 +47,8 @@ class QueuedRows(NamedTuple):
     """Rows that were taken. What they refer to is among them, was taken before, or is values."""
 
     stacks: list[Stack]
-    calls: Rows
-    tensors: Rows
+    calls: RowBuffer
+    tensors: RowBuffer
 
 
 class RecordQueue:
@@ -77,7 +77,7 @@ class RecordQueue:
         if len(records) >= BATCH_ROWS:
             self.batch_ready(records)
 
-    def put_row(self, rows: Rows, row: Row) -> None:
+    def put_row(self, rows: RowBuffer, row: Row) -> None:
         """Append a row; wait when there are too many."""
         rows.append(row)
         if len(rows) >= BATCH_ROWS:

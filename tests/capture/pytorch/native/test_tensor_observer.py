@@ -24,7 +24,7 @@ from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.settings import Settings
 from astray.store.run_format import rows as store_rows
-from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
+from astray.store.run_format.rows import TICKET, PythonRowBuffer, tensor_rows
 from recorded_rows import different, rows
 from small_models import MODELS, build
 
@@ -291,7 +291,7 @@ def test_rows_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch()
 
 
 def test_rows_go_to_the_writer_where_the_lane_is_not_native() -> None:
-    bench = Bench(row_buffer=PythonRows(store_rows._TENSOR), batch=3)
+    bench = Bench(row_buffer=PythonRowBuffer(store_rows._TENSOR), batch=3)
     bench.see(torch.zeros(3))
     assert bench.rows == [(7, "output", "0", "float32", (3,), (1,), "cpu", False, 1, *[None] * 4, 0)]
 
