@@ -145,7 +145,7 @@ def test_a_slice_that_cannot_be_read_falls_back(runs):
 
 @pytest.mark.parametrize("dead", [0, 1e-9])
 def test_a_slice_of_almost_nothing_is_judged_beside_the_whole(runs, dead):
-    """What is zero but for rounding in the slice is no divergence when the numbers around it are not small."""
+    """What is zero but for rounding in the slice is not a divergence when the numbers around it are not small."""
     reference, candidate = RIGHT.copy(), RIGHT.copy()
     reference[0, :, :2], candidate[0, :, :2] = dead, -3e-9
     row, _ = judged(runs, SLICE, SLICE, candidate, reference)
@@ -197,7 +197,7 @@ def test_a_selection_is_narrowed_to_what_both_have():
     values = np.arange(12).reshape(3, 4)
     whole, part, sample = KeptSelection(None, -1), KeptSelection("1:2", -1), KeptSelection("1:2", 2)
     assert whole.intersection(part) == part
-    assert sample.intersection(whole) == part.both(sample) == sample
+    assert sample.intersection(whole) == part.intersection(sample) == sample
     assert whole.narrow(values, part).tolist() == [[4, 5, 6, 7]]
     assert part.narrow(values[1:2], part).tolist() == [[4, 5, 6, 7]]
     expected = values[1][sample_positions(4, 2)].tolist()

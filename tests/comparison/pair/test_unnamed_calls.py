@@ -1,4 +1,4 @@
-"""Calls are paired by their order where only one of two runs tells modules, and nobody has said otherwise."""
+"""Calls are paired by their order where only one of two runs tells modules, and the user has not said otherwise."""
 
 from __future__ import annotations
 
