@@ -82,7 +82,7 @@ export function Choose({ session, source, onStarted }: Props) {
   const [problem, setProblem] = useState("");
   const fixed = session.fixed ?? {};
   const running = session.job.state === "running";
-  const say = (name: string, value: unknown) => setOptions({ ...options, [name]: value });
+  const setOption = (name: string, value: unknown) => setOptions({ ...options, [name]: value });
 
   const start = async (event: Event) => {
     event.preventDefault();
@@ -137,7 +137,7 @@ export function Choose({ session, source, onStarted }: Props) {
               <select
                 name={name}
                 value={String(options[name] ?? "")}
-                onChange={(event) => say(name, event.currentTarget.value)}
+                onChange={(event) => setOption(name, event.currentTarget.value)}
               >
                 {among.map((word, at) => (
                   <option key={word} value={at === 0 ? "" : word}>
@@ -152,7 +152,7 @@ export function Choose({ session, source, onStarted }: Props) {
                 spellcheck={false}
                 placeholder={placeholder}
                 value={String(options[name] ?? "")}
-                onInput={(event) => say(name, event.currentTarget.value)}
+                onInput={(event) => setOption(name, event.currentTarget.value)}
               />
             )}
           </label>
@@ -173,7 +173,7 @@ export function Choose({ session, source, onStarted }: Props) {
             type="checkbox"
             name="exact"
             checked={options.exact === true}
-            onChange={(event) => say("exact", event.currentTarget.checked)}
+            onChange={(event) => setOption("exact", event.currentTarget.checked)}
           />
           only the same bits agree
         </label>

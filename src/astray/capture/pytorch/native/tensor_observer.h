@@ -358,8 +358,8 @@ inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &ide
     if (number < 0) {
         Memory &memory = memories.of(identity.storage);
         number = memories.value(memory, identity.version);
-        MeasuredView *there = memories.find(identity);
-        if (there) there->cached = cached, there->number = number;
+        MeasuredView *view = memories.find(identity);
+        if (view) view->cached = cached, view->number = number;
         else memory.views.push_back(MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
                                                  cached, number});
     }
