@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 from tables import markdown, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from astray.web.index import PageAssets, file_html, read_page
+from astray.web.html import PageAssets, file_html, read_page
 from astray.web.safety import AccessToken
 from astray.web.server import address, application, listen, server_of
 from astray.web.wire import encode, pack

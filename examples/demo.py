@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from astray.web.index import STATIC
+from astray.web.html import STATIC
 
 SCRIPT = Path(__file__).with_name("train_gpt.py")
 

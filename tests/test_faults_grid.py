@@ -317,6 +317,7 @@ def test_a_case_survives_the_index() -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     chosen = ("--models", "resnet", "--noise", "none", "--faults", "control,weight-row-zeroed", "--processes", "1")
     done = run("record", str(tmp_path), *chosen)

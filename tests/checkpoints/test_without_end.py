@@ -158,10 +158,10 @@ def test_a_header_that_repeats_a_name_at_its_end(tmp_path: Path) -> None:
 
 def test_a_header_of_many_tensors(tmp_path: Path) -> None:
     entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    raw = ("{" + ",".join(f'"n{n}":{entry}' for n in range(100_000)) + "}").encode()
+    raw = ("{" + ",".join(f'"n{n}":{entry}' for n in range(20_000)) + "}").encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
     with checkpoints.open(tmp_path / "a.safetensors") as found:
-        assert len(found) == 100_000
+        assert len(found) == 20_000
 
 
 def test_an_index_that_names_many_files(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from astray.cli import main, parser, view
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter
-from astray.web import index
+from astray.web import html
 
 
 def write(path: Path, factor: float) -> str:
@@ -43,7 +43,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     static.mkdir()
     (static / "page.js").write_text("let page;")
     (static / "page.css").write_text("a{}")
-    monkeypatch.setattr(index, "STATIC", static)
+    monkeypatch.setattr(html, "STATIC", static)
 
 
 @pytest.mark.usefixtures("page")
@@ -56,7 +56,7 @@ def test_the_comparison_as_a_file(runs: tuple[str, str], tmp_path: Path, capsys:
 def test_without_a_page_it_is_said_before_the_work(
     runs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(index, "STATIC", tmp_path / "nothing")
+    monkeypatch.setattr(html, "STATIC", tmp_path / "nothing")
     for command in (["compare", *runs, "--html", str(tmp_path / "diff.html")], ["view", *runs]):
         assert main(command) == 2
         captured = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_it_serves_until_it_is_interrupted(runs: tuple[str, str], tmp_path: Path
     for name in ("page.js", "page.css"):
         (tmp_path / name).write_text("")
     program = (
-        "import pathlib, sys; from astray.web import index; index.STATIC = pathlib.Path(sys.argv[1]); "
+        "import pathlib, sys; from astray.web import html; html.STATIC = pathlib.Path(sys.argv[1]); "
         "from astray.cli import main; sys.exit(main(sys.argv[2:]))"
     )
     command = [sys.executable, "-c", program, str(tmp_path), "view", *runs, "--no-browser"]

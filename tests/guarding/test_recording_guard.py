@@ -213,7 +213,7 @@ def test_updates_that_a_scaler_skips_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_step_too_large_to_be_held_is_looked_at_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astray.store.writing.run_writer.WATCHED_BYTES", 1 << 19)
+    monkeypatch.setattr("astray.store.writing.run_writer.LISTENER_BYTES", 1 << 19)
     model = Net(bad=[2000])
     with tripped() as caught, astray.record(tmp_path / "run", model, guard="raise"), torch.no_grad():
         for step in range(4000):

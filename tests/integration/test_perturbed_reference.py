@@ -98,8 +98,13 @@ def test_a_weight_off_by_a_thousandth_is_named_among_other_roundings(bench: Benc
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "name",
-    ["gpt2", "checkpointing", "reentrant_checkpointing", "compiled_model_by_aot_eager", "recurrent", "complex_numbers",
-     "structured_outputs", "in_place", "autocast_bfloat16", "normalized_weights", "generation_with_a_static_cache"],
+    [
+        "gpt2", "checkpointing", "structured_outputs", "in_place", "autocast_bfloat16",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (
+            "reentrant_checkpointing", "compiled_model_by_aot_eager", "recurrent", "complex_numbers",
+            "normalized_weights", "generation_with_a_static_cache",
+        )),
+    ],
 )  # fmt: skip
 def test_real_programs_run_on_and_are_the_same_each_time(name: str, tmp_path: Path) -> None:
     program = PROGRAMS[name]

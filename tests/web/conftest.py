@@ -151,7 +151,7 @@ class Served(NamedTuple):
 @contextmanager
 def serve(*runs: Path) -> Iterator[Served]:
     """A server that shows runs, as `astray view` starts it."""
-    from astray.web.index import read_page
+    from astray.web.html import read_page
     from astray.web.run_list import RunList
     from astray.web.safety import AccessToken
     from astray.web.server import address, application, listen, server_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from astray import compare
-from astray.web.index import file_html, read_page
+from astray.web.html import file_html, read_page
 from record_builders import Builder
 from web_tables import big_file
 

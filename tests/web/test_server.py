@@ -26,7 +26,7 @@ from astray.store import RunInfo, RunWriter, open_run
 from astray.web import safety
 from astray.web import workspace as workspace_module
 from astray.web.detail import detail_of
-from astray.web.index import PageAssets
+from astray.web.html import PageAssets
 from astray.web.overview import overview_of
 from astray.web.run_list import RunList
 from astray.web.safety import HEADERS, MOST_BODY, AccessToken, names_of

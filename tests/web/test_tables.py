@@ -14,7 +14,7 @@ from astray.comparison.comparison import compare
 from astray.store import DictionaryColumn, End, RankRun, RunData, RunInfo, Table
 from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
-from astray.web.onefile import contents
+from astray.web.html import contents
 from astray.web.overview import overview_of, row_of
 from astray.web.run_list import session_of
 from astray.web.views import ComparisonView, RunView

@@ -96,7 +96,7 @@ def _settings(options: argparse.Namespace) -> RecordingOptions:
 def _check_options(options: argparse.Namespace, settings: RecordingOptions) -> None:
     """Raises before the script runs, not in the middle of it, if an option is wrong."""
     from astray.guarding.options import check_guard, check_has_statistics
-    from astray.guarding.snapshots import SnapshotFolder
+    from astray.guarding.trip import SnapshotFolder
 
     check_guard(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
     check_has_statistics(Settings.check(**settings))

@@ -162,13 +162,14 @@ def _check(options: argparse.Namespace) -> None:
     from astray.comparison.select.pairs import check_top
     from astray.report.atomic_files import check_writable
     from astray.report.xlsx import xlsxwriter_module
-    from astray.web.index import read_page
 
     check_selection(options.filter, options.sort, options.metric)
     check_top(options.top or 0)
     if options.xlsx:
         xlsxwriter_module()
     if options.html:
+        from astray.web.html import read_page
+
         read_page()
     files = [options.xlsx, options.json, options.junit, options.html, options.csv and Path(options.csv) / "pairs.csv"]
     for file in filter(None, files):

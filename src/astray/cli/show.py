@@ -85,8 +85,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _alarms(options: argparse.Namespace) -> int:
     from astray.formatting.terminal import print_report, wants_colour, width
-    from astray.nonfinite.findings import alarms
-    from astray.nonfinite.report import render
+    from astray.nonfinite.findings import alarms, render
     from astray.store import CheckpointData, open_run
 
     run = open_run(options.run)

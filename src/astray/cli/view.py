@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.web.index import read_page
+    from astray.web.html import read_page
 
     page = read_page()
     server = _server()

@@ -19,9 +19,8 @@ from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.recorder import BaseRecorder
 from astray.guarding.exact import ExactFlightRecorder, ExactStop
 from astray.guarding.options import Condition, Gradients, check_guard, check_has_statistics
-from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
 from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
-from astray.guarding.trip import On, Trip, TripActions, Tripped
+from astray.guarding.trip import On, SnapshotFolder, SnapshotWriter, Trip, TripActions, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
 from astray.records import ANY_CALL, STOPPED_BY_GUARD

@@ -5,9 +5,9 @@ flow.py        which event each tensor with NaN or infinity has them from
 origins.py     which of these events reached something that matters
 kinds.py       what sort of accident an origin was: a rule for each function that is known to make NaN
 details.py     everything known of an origin → an `Alarm`; the first bad element of a tensor
-alarm.py       the records that make up an alarm
-findings.py    one step by itself, then a run: one origin in several steps and ranks, updates that a GradScaler skipped
-report.py      findings as text
+alarm.py       the records that make up an alarm, and its text
+findings.py    one step by itself, then a run: one origin in several steps and ranks, updates that a GradScaler skipped;
+               their text
 """
 
 from __future__ import annotations

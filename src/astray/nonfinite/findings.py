@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError, UsageError
-from astray.nonfinite.alarm import Alarm
+from astray.formatting import figures
+from astray.formatting.page import GREEN, MARGIN, WIDTH, YELLOW, TextPage
+from astray.nonfinite.alarm import Alarm, add_alarm, location_of
 from astray.nonfinite.details import Stacks, Values, describe_origins
 from astray.nonfinite.origins import Origins
 from astray.nonfinite.step_rows import StepView, function_of
@@ -28,6 +30,7 @@ Collective = tuple[int, str, int]
 """Identifies a call of a collective, the same on every rank: micro step, site and number of the call."""
 
 _RANGE_KINDS = frozenset({"overflow", "unknown"})
+_MOST_OTHERS = 8
 _SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
 
 
@@ -138,8 +141,6 @@ class Findings(Sequence[Alarm]):
         return len(self.alarms)
 
     def __str__(self) -> str:
-        from astray.nonfinite.report import render
-
         return render(self)
 
 
@@ -338,3 +339,42 @@ def _weights_stayed(run: RankRun, step: int) -> bool:
 def _weights(run: RankRun, rows: npt.NDArray[np.int64]) -> dict[tuple[str, str], int]:
     sites, paths, prints = run.calls["site"], run.tensors["path"], run.tensors.numbers("fingerprint")
     return {(sites[run.call_rows[row]], paths[row]): int(prints[row]) for row in rows.tolist()}
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> str:
+    """All findings: the first alarm in full, the others in a line each."""
+    page = TextPage(width, colour)
+    if not findings and findings.notes:
+        seen = "≈ No NaN or infinity is seen to reach a result, a gradient or a weight. The notes say what is missing."
+        for line in page.folded(seen, later_indent=" " * MARGIN):
+            page.line(page.paint(line, YELLOW))
+    elif not findings:
+        page.line(page.paint("✓ No NaN or infinity reached a result, a gradient or a weight.", GREEN))
+    for alarm in findings[:1]:
+        add_alarm(page, alarm)
+    others = [f"{location_of(other)}: {other.kind.word}" for other in findings[1 : 1 + _MOST_OTHERS]]
+    if others:
+        page.line()
+        page.entry("by itself", ["These have other origins:", *others])
+        left = len(findings) - 1 - len(others)
+        page.entry("", f"and {left:,} more") if left else None
+    notes = list(notes_of(findings))
+    if notes:
+        page.line()
+        page.entry("notes", notes, margin=0)
+    return page.text()
+
+
+def notes_of(findings: Findings) -> Iterator[str]:
+    """What is worth knowing besides the alarms, and what limits the answer."""
+    if findings.skipped_by_scaler:
+        steps = sorted({step for step, _ in findings.skipped_by_scaler})
+        many = figures.counted(len(steps), "update")
+        yield f"GradScaler left out {many} because gradients had overflowed (first in step {steps[0]}): no alarm."
+    if findings.harmless:
+        calls = figures.counted(findings.harmless, "call")
+        yield f"{calls} made NaN or infinities that were killed before they reached anything."
+    yield from findings.notes

@@ -88,7 +88,7 @@ class Comparison(ComparisonData):
 
     def to_html(self, file: AnyPath) -> Path:
         """Write the page of `astray view` as one file that opens anywhere, with no server and no network."""
-        from astray.web.onefile import write_html
+        from astray.web.html import write_html
 
         return write_html(self, Path(file))
 

@@ -12,8 +12,7 @@ options.py       the options of a comparison that the page may set, checked
 workspace.py     what is open, and the job under way
 server.py        the local server
 safety.py        token, host names, sizes and headers of requests; slow connections do not keep others out
-index.py         the built page, and the HTML around it
-onefile.py       a comparison as one HTML file
+html.py          the built page and the HTML around it: for the server, and for a comparison as one file
 
 The page itself is built from `page/` into `static/`. Only the command line and `Comparison.to_html` import this.
 """

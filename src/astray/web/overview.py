@@ -13,8 +13,7 @@ from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.setup.wording import subject_text
 from astray.comparison.verdict import AGREEING
 from astray.formatting import figures
-from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.report import location_of, non_finite_word
+from astray.nonfinite.alarm import Alarm, location_of, non_finite_word
 from astray.records import Frame
 from astray.report.setup import with_ranks
 from astray.report.text import (

@@ -33,7 +33,7 @@ from astray.comparison.verdict import Verdict
 from astray.errors import AstrayError, UsageError
 from astray.report.csv import write_csv
 from astray.report.xlsx import write_xlsx
-from astray.web.index import PageAssets, live_html
+from astray.web.html import PageAssets, live_html
 from astray.web.safety import AccessToken, CheckedApplication, Connection, most_open
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode

@@ -18,8 +18,7 @@ from astray.comparison.comparison import ComparisonData
 from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.findings import alarms
-from astray.nonfinite.report import notes_of
+from astray.nonfinite.findings import alarms, notes_of
 from astray.store import CheckpointData, DictionaryColumn, RankRun, RunData, Table
 from astray.web.columns import (
     CallIndex,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from astray.foreign.msprobe.arguments import order_of
-from astray.foreign.msprobe.names import Entry, by_keyword, function_stem, module_stem, parse, positional
+from astray.foreign.msprobe.names import Entry, by_keyword, function_stem, module_stem, order_of, parse, positional
 from astray.records import Spelling
 
 

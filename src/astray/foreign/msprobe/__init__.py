@@ -1,7 +1,6 @@
 """Dumps of msprobe (MindStudio Probe): read, written, and compared as msprobe does.
 
-names.py           the names of entries, read and written
-arguments.py       the positions of arguments in msprobe, and the argument of a gradient
+names.py           the names of entries, read and written; the positions of arguments, and the argument of a gradient
 leaves.py          the leaves of dump.json, one for each tensor, read and written
 files.py           the folders of a dump, its JSON files, whole or cut, and the files of tensors
 

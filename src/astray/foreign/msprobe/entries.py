@@ -13,9 +13,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from astray.foreign.msprobe.arguments import ARGUMENT_GRADIENTS, NODE, arrangement, order_of
 from astray.foreign.msprobe.leaves import MOST_ITEMS, TENSOR_MARK, Leaf, is_invalid_path, put, scalar
-from astray.foreign.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
+from astray.foreign.msprobe.names import (
+    ARGUMENT_GRADIENTS,
+    GRADIENTS,
+    NODE,
+    arrangement,
+    by_keyword,
+    function_stem,
+    module_stem,
+    order_of,
+    parse,
+    positional,
+    short,
+)
 from astray.records import ROOT, Frame, SpelledFrame, Spelling
 from astray.safe_text import parse_json
 from astray.wording import numeral

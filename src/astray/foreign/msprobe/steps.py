@@ -19,10 +19,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from astray.foreign.dump_rows import DumpRows
-from astray.foreign.msprobe.arguments import gradient_paths
 from astray.foreign.msprobe.files import frames, outermost_forward
 from astray.foreign.msprobe.leaves import DumpTensor, LeafReader, is_tensor, skeleton, walk
-from astray.foreign.msprobe.names import Entry, by_keyword, parse
+from astray.foreign.msprobe.names import Entry, by_keyword, gradient_paths, parse
 from astray.records import ROOT, Phase, Role
 from astray.wording import counted, numeral
 

@@ -1,7 +1,6 @@
 """The folders of the saving hook: a .npy file for each output of a leaf layer, and one for each gradient.
 
-files.py          the names of files, read and written, and the files of a folder by their names
-reader.py         a folder → a `Run`
+files.py          the names of files, read and written; a folder → a `Run`
 writer.py         the rows of a recording → a folder, within limits
 registration.py   `register_saving_hook` and `remove_saving_hook`
 hook.py           the recordings behind them: one of outputs, one of gradients
@@ -13,8 +12,7 @@ docs/coming-from/saving-hook.md describes it.
 
 from __future__ import annotations
 
-from astray.foreign.saving_hook.files import NAME
-from astray.foreign.saving_hook.reader import open_dump, recognises
+from astray.foreign.saving_hook.files import NAME, open_dump, recognises
 from astray.foreign.saving_hook.writer import Limit, SavingTranslator, translate
 
 __all__ = ["NAME", "Limit", "SavingTranslator", "open_dump", "recognises", "translate"]

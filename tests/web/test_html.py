@@ -1,4 +1,4 @@
-"""The one-file report: what is in it, what cannot break out of it, and that it needs nothing else."""
+"""The page as HTML: what is in the one-file report, what cannot break out of it, and that it needs nothing else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 
 from astray import compare
 from astray.errors import UsageError
-from astray.web import index, onefile
+from astray.web import html
 from astray.web.detail import detail_of
-from astray.web.index import PageAssets, file_html, read_page
-from astray.web.onefile import contents, write_html
+from astray.web.html import PageAssets, contents, file_html, read_page, write_html
 from astray.web.overview import overview_of
 from astray.web.views import ComparisonView
 from astray.web.wire import encode
@@ -103,7 +102,7 @@ def test_a_budget_is_kept_and_the_first_divergence_is_always_there(monkeypatch: 
         pairs = embedded(file_html(PAGE, contents(view, {}, budget), ""))[0]["pairs"]
         assert first in pairs
         assert len(json.dumps(pairs)) < max(budget, 1) * 2 + 20_000
-    monkeypatch.setattr(onefile, "MOST_READ", 0)
+    monkeypatch.setattr(html, "MOST_READ", 0)
     assert list(embedded(file_html(PAGE, contents(view, {}), ""))[0]["pairs"]) == [first]
 
 
@@ -171,7 +170,7 @@ def test_a_page_that_would_end_its_own_tag_is_refused(page: PageAssets):
 
 
 def test_without_a_built_page_there_is_a_sentence_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(index, "STATIC", tmp_path / "nothing")
+    monkeypatch.setattr(html, "STATIC", tmp_path / "nothing")
     with pytest.raises(UsageError, match="The page was not built when astray was installed"):
         program_comparison().to_html(tmp_path / "diff.html")
     assert not (tmp_path / "diff.html").exists()
