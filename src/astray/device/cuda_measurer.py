@@ -19,7 +19,7 @@ import torch
 
 from astray.device import layout, triton_kernels
 from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture
-from astray.device.result_row import WIDTH, ResultRows
+from astray.device.result_row import WIDTH, Rows
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.device.unobserved import unobserved
 from astray.interrupts import interrupt_of, pass_interrupt
@@ -242,10 +242,10 @@ class CudaMeasurer:
         self._slots.stream = last.cuda_stream
         count = segment.count
 
-        def fetch() -> ResultRows:
+        def fetch() -> Rows:
             relax_capture()
             arrived.synchronize()
-            rows: ResultRows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
+            rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
             self._pinned.append(host)
             return rows
 

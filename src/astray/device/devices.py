@@ -16,7 +16,7 @@ import torch
 
 from astray.device import torch_kernels
 from astray.device.launcher import NoKernelsError
-from astray.device.result_row import WIDTH, ResultRows
+from astray.device.result_row import WIDTH, Rows
 from astray.device.staging import HOST_BYTES, NotStagedError, Staging
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.device.unobserved import unobserved
@@ -194,10 +194,10 @@ def _send(segment: Segment, rows: torch.Tensor) -> None:
         pass_interrupt(error)
         host, arrived = rows.cpu(), None
 
-    def fetch() -> ResultRows:
+    def fetch() -> Rows:
         if arrived is not None:
             arrived.synchronize()
-        fetched: ResultRows = host.numpy().T.copy()
+        fetched: Rows = host.numpy().T.copy()
         assert fetched.shape[0] == WIDTH
         return fetched
 

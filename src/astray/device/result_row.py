@@ -25,11 +25,11 @@ WIDTH = len(FIELDS)
 
 _BAD = np.array([np.nan, np.inf, -np.inf, 0.0])  # no row has the last
 
-ResultRows = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 """Shaped (WIDTH, number of rows)."""
 
 
-def measurements(rows: ResultRows) -> Measurements:
+def measurements(rows: Rows) -> Measurements:
     """The statistics and fingerprints of whole tensors."""
     finite, zeros, nan, inf = (rows[FIELDS.index(name)] for name in ("finite", "zeros", "nan", "inf"))
     mean, spread, low, high = (rows[FIELDS.index(name)].view(np.float64) for name in ("mean", "spread", "low", "high"))

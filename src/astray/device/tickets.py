@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.device.launcher import relax_capture
-from astray.device.result_row import WIDTH, ResultRows, measurements
+from astray.device.result_row import WIDTH, Rows, measurements
 from astray.interrupts import pass_interrupt
 from astray.store.deferred import RedeemedTickets
 
@@ -39,15 +39,15 @@ class Segment:
         self.number = number
         self.count = 0
         self.lost: str | None = None
-        self._fetch: Callable[[], ResultRows] | None = None
-        self._rows: ResultRows | None = None
+        self._fetch: Callable[[], Rows] | None = None
+        self._rows: Rows | None = None
         self._fetching = threading.Lock()
 
     def ticket(self, slot: int, statistics: bool) -> int:
         """The ticket for a slot; it also says whether statistics are measured beside the fingerprint."""
         return (self.number * SLOTS + slot) * 2 + statistics
 
-    def send(self, fetch: Callable[[], ResultRows]) -> None:
+    def send(self, fetch: Callable[[], Rows]) -> None:
         """Its copy to the host has begun: `fetch` waits until it has arrived. Nothing is added from now on."""
         self._fetch = fetch
 
@@ -59,7 +59,7 @@ class Segment:
     def is_due(self) -> bool:
         return self._fetch is not None or self.lost is not None
 
-    def rows(self) -> ResultRows | None:
+    def rows(self) -> Rows | None:
         """Its rows, once they have arrived; None when they are lost."""
         with self._fetching:
             if self._rows is None and self.lost is None and self._fetch is not None:

@@ -41,13 +41,13 @@ class KeptValues(NamedTuple):
         return (self.part < 0) & (self.sampled < 0)
 
 
-def shared(reference: KeptValues, candidate: KeptValues) -> npt.NDArray[np.int8]:
+def shared(one: KeptValues, other: KeptValues) -> npt.NDArray[np.int8]:
     """What can be compared of the values of tensors of which both sides kept some; NONE where each kept others."""
-    same_sample = (reference.sampled == candidate.sampled) | (reference.sampled < 0) | (candidate.sampled < 0)
-    is_shared = reference.whole | candidate.whole | ((reference.part == candidate.part) & same_sample)
-    sliced, sampled = (np.maximum(*sides) >= 0 for sides in zip(reference, candidate, strict=True))
+    same_sample = (one.sampled == other.sampled) | (one.sampled < 0) | (other.sampled < 0)
+    found = one.whole | other.whole | ((one.part == other.part) & same_sample)
+    sliced, sampled = (np.maximum(*sides) >= 0 for sides in zip(one, other, strict=True))
     source = np.where(sampled, EvidenceSource.SAMPLE, np.where(sliced, EvidenceSource.SLICE, EvidenceSource.VALUES))
-    return np.where(is_shared, source, EvidenceSource.NONE).astype(np.int8)
+    return np.where(found, source, EvidenceSource.NONE).astype(np.int8)
 
 
 class KeptSelection(NamedTuple):
@@ -56,8 +56,8 @@ class KeptSelection(NamedTuple):
     part: str | None
     sampled: int
 
-    def intersection(self, other: KeptSelection) -> KeptSelection:
-        """What both sides kept. Only for sides that `shared` lets compare."""
+    def both(self, other: KeptSelection) -> KeptSelection:
+        """What two sides have in common that share anything."""
         return KeptSelection(self.part if self.part is not None else other.part, max(self.sampled, other.sampled))
 
     def narrow(self, values: npt.NDArray[Any], to: KeptSelection) -> npt.NDArray[Any]:
