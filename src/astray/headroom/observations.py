@@ -31,7 +31,7 @@ _NUMBERS_OF_TENSOR = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan
 
 
 @dataclass
-class SkippedRows:
+class LeftOut:
     """How many rows have no head-room, and why."""
 
     total: int = 0  # how many rows there were to choose from
@@ -53,7 +53,7 @@ class Observations:
     """
 
     def __init__(self, run: RunData, steps: StepSelection, ranks: Collection[int] | None = None) -> None:
-        self.left_out = SkippedRows()
+        self.left_out = LeftOut()
         words: dict[str, dict[Any, int]] = {name: {} for name in (*OF_CALL, *OF_TENSOR)}
         chosen = [rank for number, rank in run.ranks.items() if ranks is None or number in ranks]
         parts = [_columns(rank, words, steps, self.left_out) for rank in chosen]
@@ -84,7 +84,7 @@ class Observations:
 
 
 def _columns(
-    rank: RankRun, words: dict[str, dict[Any, int]], steps: StepSelection, left_out: SkippedRows
+    rank: RankRun, words: dict[str, dict[Any, int]], steps: StepSelection, left_out: LeftOut
 ) -> dict[str, npt.NDArray[Any]]:
     calls, tensors = rank.calls, rank.tensors
     rows = _measured(rank, steps, left_out)
@@ -99,7 +99,7 @@ def _columns(
     return columns
 
 
-def _measured(rank: RankRun, steps: StepSelection, left_out: SkippedRows) -> Ints:
+def _measured(rank: RankRun, steps: StepSelection, left_out: LeftOut) -> Ints:
     """The rows with floating-point statistics in these steps; the others are counted."""
     tensors, at = rank.tensors, rank.call_rows
     wanted = at >= 0

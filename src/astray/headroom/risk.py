@@ -17,7 +17,7 @@ from astray.errors import UsageError
 from astray.headroom.dtype_limits import DtypeLimits, limits, targets
 from astray.headroom.measures import PlaceMeasures, ShareBelow, lost, measure
 from astray.headroom.motion import WeightMotion
-from astray.headroom.observations import Observations, SkippedRows
+from astray.headroom.observations import LeftOut, Observations
 from astray.headroom.shares import Floats, ShareBounds, StatisticColumns, at_least
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RunData, Table
@@ -42,12 +42,7 @@ class Risk:
     """
 
     def __init__(
-        self,
-        run: RunData,
-        table: Table,
-        left_out: SkippedRows,
-        targets: list[DtypeLimits],
-        loss_scales: dict[str, float],
+        self, run: RunData, table: Table, left_out: LeftOut, targets: list[DtypeLimits], loss_scales: dict[str, float]
     ) -> None:
         self.run = run
         self.table = table
