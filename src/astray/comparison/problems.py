@@ -201,7 +201,7 @@ def _advice(reference: RunData, candidate: RunData, matching: Matching) -> str:
     levels = [_levels(run) for run in (reference, candidate)]
     if all(levels) and not set(levels[0]) & set(levels[1]):
         kinds = [" and ".join(f"{level}s" for level in side) for side in levels]
-        return f"The reference tells of {kinds[0]} and the candidate of {kinds[1]}: record both with the same level."
+        return f"The reference has rows of {kinds[0]} and the candidate of {kinds[1]}: record both with the same level."
     if settings := different_settings(reference, candidate):
         return settings[0]
     if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:

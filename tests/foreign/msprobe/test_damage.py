@@ -112,7 +112,7 @@ def test_files_without_entries_become_rows(dump: Path) -> None:
         key: row["fingerprint"] for key, row in before.items()
     }
     assert not run.complete
-    problem = "does not tell of 43 files in dump_tensor_data: the program was stopped before it had written that."
+    problem = "does not mention 43 files in dump_tensor_data: the program was stopped before it had written that."
     assert problem in run.problems[0]
     (data / "odd.pt").write_bytes(b"")
     assert any("holds 1 file of no entry, left out" in problem for problem in open_dump(dump).problems)

@@ -92,7 +92,7 @@ def put_together(
 
 
 def _of_wholes(reference: RunData, candidate: RunData) -> Iterator[Finding]:
-    """What `run.json` tells, for runs that have not recorded their setup."""
+    """What `run.json` holds, for runs that have not recorded their setup."""
     info_reference, info_candidate = reference.info, candidate.info
     if info_reference.framework != info_candidate.framework:
         return
