@@ -43,10 +43,10 @@ def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: Ra
     tensors = {_tensor(pairs, row, reference, candidate)}
     names = {_name(pairs, row)}
     count = dict.fromkeys(STATE_ROLES, 0)
-    for other in rows:
-        name, tensor = _name(pairs, other), _tensor(pairs, other, reference, candidate)
+    for row_of_step in rows:
+        name, tensor = _name(pairs, row_of_step), _tensor(pairs, row_of_step, reference, candidate)
         if name not in names and tensor not in tensors:
-            count["state" if pairs["role"][other] == "state" else "parameter"] += 1
+            count["state" if pairs["role"][row_of_step] == "state" else "parameter"] += 1
         names.add(name)
         tensors.add(tensor)
     return OtherWeights(count["parameter"], count["state"])

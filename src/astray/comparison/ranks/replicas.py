@@ -156,8 +156,8 @@ def _judged(run: RunData, shared: _SharedRows, ranks: dict[int, Rows], vocabular
     starts, ends = np.searchsorted(shared.key, different), np.searchsorted(shared.key, different, side="right")
     groups = [_groups(shared, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]
     alone: dict[int, int] = dict.fromkeys(ranks, 0)
-    for one in groups:
-        for rank in odd_ones(one):
+    for ranks_by_bits in groups:
+        for rank in odd_ones(ranks_by_bits):
             alone[rank] += 1
     first = None
     if groups:

@@ -65,12 +65,12 @@ def compare_ranks(
     if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
         return [_compare(rank, runs, matching, judging, of_all) for rank in ranks]
 
-    found = compare_in_processes(job, ranks, count, of_all)
-    for one in found:
-        for run, summary in zip(runs[:2], one.accounts, strict=True):
+    compared = compare_in_processes(job, ranks, count, of_all)
+    for rank_comparison in compared:
+        for run, summary in zip(runs[:2], rank_comparison.accounts, strict=True):
             if summary is not None:
-                run.ranks[one.rank].summary = summary  # else the tables are read once more for it
-    return found
+                run.ranks[rank_comparison.rank].summary = summary  # else the tables are read once more for it
+    return compared
 
 
 def _compare(

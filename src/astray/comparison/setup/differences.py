@@ -151,12 +151,20 @@ def in_order(differences: Iterable[SetupDifference]) -> list[SetupDifference]:
 
 def over_ranks(differences: Iterable[SetupDifference]) -> list[SetupDifference]:
     """One of those that are the same on several ranks."""
-    found: dict[Any, SetupDifference] = {}
-    for one in differences:
-        key = _text(one.reference), _text(one.candidate), one.subject, one.name, one.step, one.kind, one.sites
-        known = found.get(key)
-        found[key] = one if known is None else replace(known, ranks=(*known.ranks, *one.ranks))
-    return in_order(found.values())
+    merged: dict[Any, SetupDifference] = {}
+    for difference in differences:
+        key = (
+            _text(difference.reference),
+            _text(difference.candidate),
+            difference.subject,
+            difference.name,
+            difference.step,
+            difference.kind,
+            difference.sites,
+        )
+        known = merged.get(key)
+        merged[key] = difference if known is None else replace(known, ranks=(*known.ranks, *difference.ranks))
+    return in_order(merged.values())
 
 
 def _key(finding: Finding) -> Any:

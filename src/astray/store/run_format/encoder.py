@@ -126,8 +126,8 @@ def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator
 def _encode(columns: Sequence[Column], cells: Sequence[AnyCells]) -> list[Encoded] | None:
     """The buffers of every column; None when one of them holds too much for a batch."""
     result: list[Encoded] = []
-    for column, each in zip(columns, cells, strict=True):
-        encoded = each.encode(column, OFFSET_LIMIT)
+    for column, column_cells in zip(columns, cells, strict=True):
+        encoded = column_cells.encode(column, OFFSET_LIMIT)
         if encoded is None:
             return None
         result.append(encoded)
