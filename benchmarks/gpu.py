@@ -58,7 +58,7 @@ def main() -> None:
     if not gpu:
         torch.set_num_threads(1)
     if not options.untitled:
-        report.say(provenance({name: version_of(name) for name in PACKAGES}, gpu or "no GPU"))
+        report.write(provenance({name: version_of(name) for name in PACKAGES}, gpu or "no GPU"))
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         work = Work(torch.device("cuda", 0) if gpu else torch.device("cpu"), Path(scratch), options.small)
         failed = [name for name in options.only if not attempt(name, work, report, options)]
@@ -73,14 +73,14 @@ def attempt(name: str, work: Work, report: Report, options: argparse.Namespace) 
         if name == "peers":
             peers.run(work, report, options.msprobe)
         elif name == "bits" and not options.untitled:
-            report.say(in_own_process(name, options))
+            report.write(in_own_process(name, options))
         elif name == "defaults":
             defaults.run(work, report, options.programs)
         else:
             MODULES[name].run(work, report)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others are still wanted
         traceback.print_exc()
-        report.say(f"**FAILED: {name}: {type(error).__name__}: {error}**")
+        report.write(f"**FAILED: {name}: {type(error).__name__}: {error}**")
         return False
     finally:
         if torch.cuda.is_available():
@@ -104,7 +104,7 @@ def chosen(names: Iterable[str], what: str) -> Callable[[str], list[str]]:
         given = text.split(",")
         unknown = [name for name in given if name not in names]
         if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is no {what}; there are {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not a {what}; there are {', '.join(names)}")
         return [name for name in names if name in given]
 
     return read

@@ -107,9 +107,9 @@ def pack_values(path: Path, data: list[np.ndarray], count: int) -> None:
     with RunWriter(path, info=RunInfo.of_process(), queue_bytes=QUEUE) as writer:
         for i in range(count):
             values = data[i % len(data)]
-            room = writer.room(values.nbytes)
-            np.copyto(room.array, values)
-            writer.tensor(Tensor(i, "output", "0", "uint8", values.shape, (1,), "cpu", False), room)
+            buffer = writer.take_buffer(values.nbytes)
+            np.copyto(buffer.array, values)
+            writer.tensor(Tensor(i, "output", "0", "uint8", values.shape, (1,), "cpu", False), buffer)
 
 
 def rows_lines(folder: Path) -> None:

@@ -38,7 +38,7 @@ def _no_browser() -> str | None:
 
 
 _NEEDS: dict[str, Callable[[], str | None]] = {"gpu": _no_gpu, "browser": _no_browser}
-"""Marks of tests that cannot run everywhere, and who says why not here."""
+"""Marks of tests that cannot run everywhere, and the function that says why not here."""
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that what they leave out is not counted as missing
@@ -94,7 +94,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(_elsewhere: Path) -> Iterator[None]:
-    """A test that writes into the folder it runs in fails: outside of the tests, that is somebody's own.
+    """A test that writes into the folder it runs in fails: outside of the tests, that folder is the user's own.
 
     The others ask for this one before `monkeypatch`, so that it looks when every patch is undone.
     """

@@ -64,7 +64,7 @@ def test_peers() -> None:
 def test_an_unknown_section_is_refused() -> None:
     done = run("--small", "--only", "steps,stpes")
     assert done.returncode == 2
-    assert "stpes is no section; there are defaults, kernels, steps, memory, bits, values, peers" in done.stderr
+    assert "stpes is not a section; there are defaults, kernels, steps, memory, bits, values, peers" in done.stderr
 
 
 def test_stand_ins_take_the_place_of_missing_packages_alone() -> None:

@@ -13,7 +13,7 @@ from astray.part import period_of, whole_shape
         ([(0, 2), (4, 2)], 8, 4),
         ([(2, 2), (6, 2)], 8, 4),
         ([(0, 2), (4, 2), (8, 2)], 12, 4),
-        ([(0, 2), (4, 2)], 9, None),  # the whole is no matrix of that width
+        ([(0, 2), (4, 2)], 9, None),  # the whole is not a matrix of that width
         ([(0, 2), (4, 1)], 8, None),
         ([(0, 1), (2, 1), (5, 1)], 6, None),
         ([(3, 2), (7, 2)], 8, None),  # a stretch would go over the edge of a line

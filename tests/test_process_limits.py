@@ -23,7 +23,7 @@ NO_THREADS = "resource.setrlimit(resource.RLIMIT_STACK, (1 << 46, resource.RLIM_
 """A stack of 64 TiB for each thread, for which the system has no room: none can be started."""
 
 SOURCE = Path(__file__).parents[1] / "src"
-NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python would leave half of what it compiles, for everybody else
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python would leave half-written bytecode for every later process
 SMALL_FILES = "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))"
 
 

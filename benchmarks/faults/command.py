@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
         results = []
         for setting in settings:
             for one in (one for one in planted if applies(one, setting)):
-                tell(f"{setting.name}: {one.name}")
+                show_progress(f"{setting.name}: {one.name}")
                 results.append(Result(one, setting, bench.measure(one, setting)))
-    tell("")
+    show_progress("")
     print_tables(results)
     print(f"\n{time.perf_counter() - begin:.0f} s · {provenance(installed('astray', 'torch'))}")
     if options.json is not None:
@@ -59,14 +59,14 @@ def applies(planted: Fault | Control, setting: Setting) -> bool:
     return isinstance(planted, Fault) or setting.background is None or planted.name == "rerun"
 
 
-def tell(doing: str) -> None:
-    """Say on one line of a terminal what is being done."""
+def show_progress(doing: str) -> None:
+    """Show on one line of a terminal what is being done."""
     if sys.stderr.isatty():
         print(f"\r{doing:60}\r", end="", file=sys.stderr, flush=True)
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Mapping[str, object]) -> list[str]:
-    """The names in a text with commas, all without one; ends the command at a name that nobody has."""
+    """The names in a comma-separated text; all of them without one. Ends the command at an unknown name."""
     if text is None:
         return list(known)
     names = text.split(",")

@@ -91,7 +91,7 @@ def dropout_rate(training: Training) -> None:
     training.module("h.0.drop").p = 0.11
 
 
-@fault("somebody draws a random number at step 3", Culprit(3, "drop", "forward", "computation", "dropout"))
+@fault("a random number is drawn at step 3", Culprit(3, "drop", "forward", "computation", "dropout"))
 def random_state_shifted(training: Training) -> None:
     training.at(3, "begin", lambda: torch.rand(1))
 

@@ -49,7 +49,7 @@ def run(work: Work, report: Report) -> None:
         losses, weights = bare.differing(train(work, steps, settings))
         same = "**yes**" if not losses + weights else "**NO**"
         rows.append([name, f"{losses} of {steps}", f"{weights:,} of {sum(w.numel() for w in bare.weights):,}", same])
-    report.say(f"### Bits\n\nLosses and weights after {steps} steps that differ from the bare training's in any bit.")
+    report.write(f"### Bits\n\nLosses and weights after {steps} steps that differ from the bare training's in any bit.")
     report.table(["recorded", "losses", "weights", "identical"], rows)
 
 

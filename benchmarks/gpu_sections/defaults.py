@@ -49,7 +49,7 @@ class Times(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Seconds of a step, and how many tensors it has; of a guard nobody knows."""
+    """Seconds of a step, and how many tensors it has; 0 tensors for a guard, where they are not counted."""
 
     bare: float
     recorded: float
@@ -63,11 +63,11 @@ class Cost(NamedTuple):
     def ratio(self) -> float:
         return self.recorded / self.bare
 
-    def told(self) -> str:
+    def ratios_text(self) -> str:
         return f"{self.ratio:.2f} ({self.recorded_free / self.bare_free:.2f})"
 
     def parts(self, bare: Kernels | None, recorded: Kernels | None) -> list[str]:
-        """What more a step takes, in microseconds a tensor; in milliseconds where nobody counted tensors."""
+        """What more a step takes, in microseconds a tensor; in milliseconds where tensors were not counted."""
         known = bare is not None and recorded is not None
         more = [self.recorded - self.bare, self.recorded_processor - self.bare_processor]
         more += [recorded.seconds - bare.seconds] if known else []
@@ -83,14 +83,14 @@ class Cost(NamedTuple):
 
 
 def run(work: Work, report: Report, programs: list[str] | None = None) -> None:
-    report.say(
+    report.write(
         "### What a user gets\n\nDefault settings, each step waited for; in brackets, waited for after ten. Step over "
         "bare step."
     )
     names = programs or list(PROGRAMS)
     costs = {name: costs_of(work, name) for name in names}
     rows = [
-        [PROGRAMS[name].what, *(costs[name][case].told() if case in costs[name] else "" for case in TRAINED)]
+        [PROGRAMS[name].what, *(costs[name][case].ratios_text() if case in costs[name] else "" for case in TRAINED)]
         for name in names
     ]
     report.table(["program", *TRAINED], rows)

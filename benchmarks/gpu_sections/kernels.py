@@ -30,25 +30,27 @@ MANY = 500  # few enough that the device's queue never fills, and with one mergi
 
 
 def run(work: Work, report: Report) -> None:
-    report.say("### Kernels")
+    report.write("### Kernels")
     if not work.has_gpu:
-        report.say("Not measured: there is no GPU.")
+        report.write("Not measured: there is no GPU.")
         return
     devices = DeviceMeasurer()
-    report.say(
+    report.write(
         f"{ELEMENTS:,} contiguous elements: GB/s, and in brackets the fraction of the best plain read of that memory."
     )
     report.table(
         ["dtype", "read", "statistics + fingerprint", "fingerprint"], [large(devices, name) for name in DTYPES]
     )
-    report.say(
+    report.write(
         "Other layouts of as many elements, or half: GB/s of the elements with statistics and fingerprint, and in "
         "brackets the fraction of a plain read of the contiguous ones. Expanded ones repeat, so a cache may help."
     )
     names = ("bfloat16", "float32")
     columns = [[strided(devices, name, layout) for layout in LAYOUTS] for name in names]
     report.table(["layout", *names], [list(line) for line in zip(LAYOUTS, *columns, strict=True)])
-    report.say("One tensor after the other, float32, µs each: as fast as the host hands them over, and the host alone.")
+    report.write(
+        "One tensor after the other, float32, µs each: as fast as the host hands them over, and the host alone."
+    )
     report.table(["elements", "device and host", "host"], [small(devices, count) for count in SMALL])
 
 

@@ -23,9 +23,9 @@ class Memory(NamedTuple):
 
 
 def run(work: Work, report: Report) -> None:
-    report.say("### Device memory")
+    report.write("### Device memory")
     if not work.has_gpu:
-        report.say("Not measured: there is no GPU.")
+        report.write("Not measured: there is no GPU.")
         return
     steps = work.times(50, 5)
     training = work.training()
@@ -38,7 +38,7 @@ def run(work: Work, report: Report) -> None:
         with recording(work, training, settings) as recorded:
             found[name] = watch(recorded.step, steps)
     bare = found["bare"]
-    report.say(f"Over {steps} steps, in MB. Growth is from after the second step to after the last.")
+    report.write(f"Over {steps} steps, in MB. Growth is from after the second step to after the last.")
     report.table(
         ["recorded", "in use after a step", "growth", "peak", "peak over bare", "held by torch", "over bare",
          "taken from the device", "over bare"],

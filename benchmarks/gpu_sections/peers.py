@@ -30,7 +30,7 @@ def run(work: Work, report: Report, packages: Path | None) -> None:
         side = turns.run([tool], work.times(2, 1))[0]
         rows.append(row(name, tool, side, report.ratios.get(name)))
     versions = ", ".join(f"{name} {version}" for name, version in turns.versions.items())
-    report.say(
+    report.write(
         f"### Peers\n\nThe same training under other tools ({versions}), {steps} bare and {steps} recorded steps in "
         "turn. astray's are from the steps above."
     )
@@ -38,7 +38,7 @@ def run(work: Work, report: Report, packages: Path | None) -> None:
         ["recorded", "peer", "astray", "step ÷ bare step", "bare ms", "recorded ms", "tensors a step"], rows, 2
     )
     for tool_name, why in turns.missing.items():
-        report.say(f"**MISSING: {tool_name}, which could not be run: {why}**")
+        report.write(f"**MISSING: {tool_name}, which could not be run: {why}**")
     tell_missing(turns.missing)
 
 

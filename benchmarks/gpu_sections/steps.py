@@ -71,7 +71,7 @@ def run(work: Work, report: Report) -> None:
     training, thin = work.training(), work.training("tiny" if work.small else "thin")
     work.seconds(training.step, work.times(10, 2))
     work.seconds(thin.step, work.times(10, 2))
-    report.say(f"### Recorded steps\n\n{work.describe()}")
+    report.write(f"### Recorded steps\n\n{work.describe()}")
     cases: dict[str, Case] = {}
     for name, settings in CASES.items():
         times, amounts = take_turns(work, training, settings, work.times(5, 2), work.times(10, 1))
@@ -79,7 +79,7 @@ def run(work: Work, report: Report) -> None:
         cases[name] = Case(times, amounts, host)
         report.ratios[name] = times.ratio
         print(f"{name}: {times.ratio:.2f}", file=sys.stderr, flush=True)
-    report.say("Step time over bare step time, by the medians of paired blocks and by the best of each.")
+    report.write("Step time over bare step time, by the medians of paired blocks and by the best of each.")
     report.table(
         ["recorded", "median", "best", "bare ms", "recorded ms", "calls a step", "tensors a step",
          "measured a step", "ms to stop"],
@@ -92,7 +92,7 @@ def run(work: Work, report: Report) -> None:
         part_row(name, case, bandwidth, bare, device_work(work, training, CASES[name])) for name, case in cases.items()
     ]
     read = "not measured" if bandwidth is None else f"{bandwidth / 1e12:.2f} TB/s"
-    report.say(
+    report.write(
         f"Where the extra time goes. Floor: the bytes of the tensors that were measured, each once, at {read}, the "
         "best plain read in this run. Device: what all kernels and copies of a step take more than in a bare step, by "
         "the profiler. Host: what a step takes longer when the device has nothing to do. The two overlap."
@@ -123,7 +123,7 @@ def take_turns(
 
 
 def device_work(work: Work, training: Training, settings: dict[str, Any] | None) -> Kernels | None:
-    """What the device does in one step, recorded or bare; None where nobody tells."""
+    """What the device does in one step, recorded or bare; None where it cannot be measured."""
     if not work.has_gpu:
         return None
     if settings is None:

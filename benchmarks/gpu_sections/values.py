@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
 
 def run(work: Work, report: Report) -> None:
-    report.say("### Values")
+    report.write("### Values")
     training = work.training()
     bare = work.seconds(training.step, work.times(10, 2))
     stored = [record(work, training)]
@@ -59,7 +59,7 @@ def run(work: Work, report: Report) -> None:
     ours = fastest([run.took for run in stored])
     theirs = {way: fastest(times) for way, times in plain.items()}
     limit = fastest(list(theirs.values()))
-    report.say(
+    report.write(
         f"{STEPS} steps with every tensor of the module calls in six blocks, forward and backward: "
         f"{total / 1e9:.1f} GB. The time is from the start of the first step until `stop` has returned, or until what "
         f"it wrote is on the disk. The best of {len(stored)} recordings; plain writes of as many bytes take turns with "
@@ -77,7 +77,7 @@ def run(work: Work, report: Report) -> None:
             ),
         ],
     )  # fmt: skip
-    report.say(
+    report.write(
         f"GB/s of each recording, written: {', '.join(f'{total / run.took.written / 1e9:.2f}' for run in stored)}."
     )
 

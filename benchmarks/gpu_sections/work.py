@@ -124,11 +124,11 @@ class Report:
         if file is not None:
             file.write_text("")
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         print(text, end="\n\n", flush=True)
         if self._file is not None:
             with self._file.open("a") as out:
                 out.write(f"{text}\n\n")
 
     def table(self, heads: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> None:
-        self.say(markdown(heads, rows, words))
+        self.write(markdown(heads, rows, words))

@@ -131,7 +131,7 @@ class TurnTaking:
         """Each tool gets a fresh process, which ends with the case. None for a tool that could not be run."""
         sides = [self._start(tool) for tool in tools]
         for number in range(rounds):
-            order = slice(None, None, -1 if number % 2 else 1)  # so that nobody is always the first
+            order = slice(None, None, -1 if number % 2 else 1)  # so that no tool is always the first
             sides[order] = [self._take_turn(side) for side in sides[order]]
         for side in sides:
             if side is not None:

@@ -52,17 +52,17 @@ def take_turns(side: Callable[[Training, Path, dict[str, Any]], Side], package: 
         torch.set_num_threads(1)
     timed(training.step, WARM_UP, training.device)
     tool = side(training, Path(sys.argv[1]), json.loads(sys.argv[2]))
-    tell(answers, {name: version(name) for name in ("torch", package)})
+    send(answers, {name: version(name) for name in ("torch", package)})
     for line in sys.stdin:
         what, *count = line.split()
         if what == "bare":
-            tell(answers, {"seconds": timed(training.step, int(count[0]), training.device)})
+            send(answers, {"seconds": timed(training.step, int(count[0]), training.device)})
         elif what == "recorded":
             tool.open()
             seconds = timed(tool.step, int(count[0]), training.device)
-            tell(answers, {"seconds": seconds, **tool.close()})
+            send(answers, {"seconds": seconds, **tool.close()})
         else:
-            tell(answers, {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+            send(answers, {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
 
 
 def timed(step: Callable[[], object], count: int, device: torch.device | None = None) -> list[float]:
@@ -83,7 +83,7 @@ def timed(step: Callable[[], object], count: int, device: torch.device | None = 
     return seconds
 
 
-def tell(answers: TextIO, what: dict[str, Any]) -> None:
+def send(answers: TextIO, what: dict[str, Any]) -> None:
     print(json.dumps(what), file=answers, flush=True)
 
 

@@ -21,7 +21,7 @@ export function select(table: Table, marks: Marks, view: View): Selection {
   const problems: string[] = [];
   const steps = view.step ? parseSteps(view.step) : null;
   if (steps) tests.push(numbered(table, "step", steps));
-  else if (view.step) problems.push(`'${view.step}' is no step. Write 3, 2-5 or 0,4.`);
+  else if (view.step) problems.push(`'${view.step}' is not a step. Write 3, 2-5 or 0,4.`);
   if (view.epoch && table.has("epoch")) tests.push(numbered(table, "epoch", (epoch) => epoch === Number(view.epoch)));
   if (view.rank) tests.push(numbered(table, "rank", (rank) => rank === Number(view.rank)));
   if (view.phase) tests.push(worded(table, "phase", (word) => word === view.phase));
@@ -32,7 +32,7 @@ export function select(table: Table, marks: Marks, view: View): Selection {
   }
   if (view.least) {
     const least = Number(view.least);
-    if (Number.isNaN(least)) problems.push(`'${view.least}' is no number. Write 1e-4 or 0.001.`);
+    if (Number.isNaN(least)) problems.push(`'${view.least}' is not a number. Write 1e-4 or 0.001.`);
     else tests.push(atLeast(table, marks, metric, least));
   }
   if (view.q.trim()) tests.push(found(table, view.q));

@@ -56,12 +56,12 @@ export function grow(table: Table, marks: Marks): Tree {
   const own = new Map<number, Node>();
   for (let row = 0; row < table.rows; row++) {
     const code = values[row]!;
-    let here = own.get(code);
-    if (!here) own.set(code, (here = at(words?.[code] ?? "?")));
-    here.type ??= table.word("type", row);
+    let treeNode = own.get(code);
+    if (!treeNode) own.set(code, (treeNode = at(words?.[code] ?? "?")));
+    treeNode.type ??= table.word("type", row);
     const mark = marks.codes[row]!;
     const bad = marks.kinds[mark]!.bad ? 1 : 0;
-    for (let up: Node | null = here; up; up = up.parent) {
+    for (let up: Node | null = treeNode; up; up = up.parent) {
       up.worst = up.worst < 0 ? mark : marks.worse(up.worst, mark);
       up.rows++;
       up.bad += bad;

@@ -9,10 +9,10 @@ export function useWidth(box: RefObject<Element | null>): number {
   useLayoutEffect(() => {
     const element = box.current!;
     const measure = () => setWidth(element.clientWidth);
-    const watch = new ResizeObserver(measure);
-    watch.observe(element);
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
     measure();
-    return () => watch.disconnect();
+    return () => observer.disconnect();
   }, []);
   return width;
 }

@@ -56,23 +56,24 @@ class Part:
     last: tuple[Span, ...] = ()
 
     @classmethod
-    def parse(cls, given: Any) -> Part:
+    def parse(cls, value: Any) -> Part:
         """From a text, a number, a slice, or several in a list or tuple, such as `numpy.s_[0:1, ..., :64]` gives."""
-        if isinstance(given, Part):
-            return given
-        if isinstance(given, str):
-            return _read(given)
-        return cls._of(given if isinstance(given, list | tuple) else [given], given)
+        if isinstance(value, Part):
+            return value
+        if isinstance(value, str):
+            return _read(value)
+        return cls._of(value if isinstance(value, list | tuple) else [value], value)
 
     @classmethod
-    def _of(cls, items: Sequence[Any], given: object) -> Part:
+    def _of(cls, items: Sequence[Any], original: object) -> Part:
         spans = [
-            None if item is ... or (isinstance(item, str) and item == "...") else _span(item, given) for item in items
+            None if item is ... or (isinstance(item, str) and item == "...") else _span(item, original)
+            for item in items
         ]
         if not spans:
-            raise UsageError(f"{given!r} names no dimension. {_FORM}")
+            raise UsageError(f"{original!r} names no dimension. {_FORM}")
         if spans.count(None) > 1:
-            raise UsageError(f"{given!r} has more than one '...'. {_FORM}")
+            raise UsageError(f"{original!r} has more than one '...'. {_FORM}")
         gap = spans.index(None) if None in spans else len(spans)
         first, last = spans[:gap], spans[gap + 1 :]
         return cls(tuple(filter(None, first)), tuple(filter(None, last)))
@@ -117,16 +118,16 @@ def _read(text: str) -> Part:
     return Part._of([item.strip() for item in text.split(",")], text)
 
 
-def _span(item: Any, given: object) -> Span:
+def _span(item: Any, original: object) -> Span:
     """The span of one item of an index."""
     bounds = _bounds(item)
     if bounds is None or any(bound is not None and type(bound) is not int for bound in bounds):
-        raise UsageError(f"{given!r} is not a part of a tensor. {_FORM}")
+        raise UsageError(f"{original!r} is not a part of a tensor. {_FORM}")
     begin, end, step = bounds[0] or 0, bounds[1], 1 if bounds[2] is None else bounds[2]
     if step < 1:
-        raise UsageError(f"{given!r} has a step of {step}; it must be at least 1. {_FORM}")
+        raise UsageError(f"{original!r} has a step of {step}; it must be at least 1. {_FORM}")
     if end is not None and (begin < 0) == (end < 0) and end <= begin:
-        raise UsageError(f"{given!r} keeps nothing of any tensor. {_FORM}")
+        raise UsageError(f"{original!r} keeps nothing of any tensor. {_FORM}")
     return Span(begin, end, step)
 
 

@@ -28,23 +28,23 @@ class StepSelection:
     parts: tuple[range, ...] = ()
 
     @classmethod
-    def parse(cls, given: str | int | Sequence[int] | range | StepSelection | None, of: str = "step") -> StepSelection:
+    def parse(cls, value: str | int | Sequence[int] | range | StepSelection | None, of: str = "step") -> StepSelection:
         """A selection from what a user wrote; None, "all", an empty text and an empty list mean every step.
 
         of: what is counted, named in an error.
         """
-        if isinstance(given, StepSelection):
-            return given
-        if given is None or (isinstance(given, str) and given == "all"):
+        if isinstance(value, StepSelection):
+            return value
+        if value is None or (isinstance(value, str) and value == "all"):
             return cls()
-        if isinstance(given, range):
-            return cls((_checked(given, given, of),))
-        if isinstance(given, str):
-            return cls(tuple(_part(part.strip(), given, of) for part in given.split(",") if part.strip()))
-        numbers = [given] if isinstance(given, int) else given
+        if isinstance(value, range):
+            return cls((_checked(value, value, of),))
+        if isinstance(value, str):
+            return cls(tuple(_part(part.strip(), value, of) for part in value.split(",") if part.strip()))
+        numbers = [value] if isinstance(value, int) else value
         if not isinstance(numbers, Iterable) or not all(type(number) is int for number in numbers):
-            raise UsageError(f"{given!r} is not a selection of {of}s. {_FORM}")
-        return cls(tuple(_checked(range(number, number + 1), given, of) for number in numbers))
+            raise UsageError(f"{value!r} is not a selection of {of}s. {_FORM}")
+        return cls(tuple(_checked(range(number, number + 1), value, of) for number in numbers))
 
     def __contains__(self, step: int) -> bool:
         return not self.parts or any(step in part for part in self.parts)
@@ -57,21 +57,21 @@ class StepSelection:
         return ",".join(map(_text, self.parts)) or "all"
 
 
-def _part(text: str, given: str, of: str) -> range:
+def _part(text: str, value: str, of: str) -> range:
     if re.fullmatch(r"\d{1,18}", text):
         return range(int(text), int(text) + 1)
     match = re.fullmatch(r"(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?", text)
     if match is None:
-        raise UsageError(f"{given!r} is not a selection of {of}s. {_FORM}")
+        raise UsageError(f"{value!r} is not a selection of {of}s. {_FORM}")
     begin, end, stride = match.groups()
     if stride is not None and int(stride) == 0:
-        raise UsageError(f"{given!r} has a stride of 0. {_FORM}")
-    return _checked(range(int(begin or 0), int(end) if end else _ENDLESS, int(stride or 1)), given, of)
+        raise UsageError(f"{value!r} has a stride of 0. {_FORM}")
+    return _checked(range(int(begin or 0), int(end) if end else _ENDLESS, int(stride or 1)), value, of)
 
 
-def _checked(part: range, given: object, of: str) -> range:
+def _checked(part: range, value: object, of: str) -> range:
     if part.start < 0 or part.step < 1 or not part:
-        raise UsageError(f"{given!r} selects no {of}. {_FORM}")
+        raise UsageError(f"{value!r} selects no {of}. {_FORM}")
     return part
 
 

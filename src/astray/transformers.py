@@ -75,7 +75,7 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Starts recording. Raises what `astray.record` does when the folder cannot be recorded into."""
-        self.stop("by an exception, or in another way that the trainer did not tell")
+        self.stop("by an exception, or in another way that the trainer did not report")
         self._trainings += 1
         path = self.path if self._trainings == 1 else self.path.with_name(f"{self.path.name}-{self._trainings}")
         self.recorder = Recorder(path, model, overwrite=self._overwrite, guard=self._guard, **self._settings).start()

@@ -138,7 +138,7 @@ def test_a_list_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [[], {}, ()])
-def test_nothing_listed_is_no_list(given: Any) -> None:
+def test_nothing_listed_is_not_a_list(given: Any) -> None:
     assert FunctionList.parse(given) is None
 
 

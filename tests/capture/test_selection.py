@@ -71,10 +71,10 @@ def inside(scope: Scope, *events: str) -> str:
     found = []
     for event in events:
         if event.endswith("("):
-            scope.entered(event[:-1])
+            scope.on_call_start(event[:-1])
             found += [event[:-1]] * scope.is_open
         else:
-            scope.left(event[1:])
+            scope.on_call_end(event[1:])
     return " ".join(found)
 
 

@@ -151,7 +151,7 @@ def load(path: str) -> Tensors:
         return dict(found)
 
 
-def test_what_cannot_be_read_is_no_agreement(two: Tensors, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_not_an_agreement(two: Tensors, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         save_distributed({"x": torch.ones(3), "y": torch.ones(4)}, Path(name))
     data = next(Path("b").glob("*.distcp"))

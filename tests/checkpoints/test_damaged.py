@@ -117,7 +117,7 @@ def test_other_files(tmp_path: Path, content: bytes, why: str) -> None:
     assert why in refused(tmp_path / "a.bin")
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_what_is_not_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     assert refused(tmp_path / "pipe.pt").endswith("pipe.pt is not a plain file, so it is not read.")
     assert refused(tmp_path / "none.pt").endswith("none.pt does not exist.")

@@ -214,7 +214,7 @@ def test_no_file_stays_open(tmp_path: Path, tensors: Tensors) -> None:
     before = list(Path("/proc/self/fd").iterdir())
     with checkpoints.open(tmp_path / "a.safetensors") as found:
         found.read("weight")
-    checkpoints.open(tmp_path / "a.safetensors").read("weight")  # and nobody closes this one
+    checkpoints.open(tmp_path / "a.safetensors").read("weight")  # and this one is never closed
     assert len(list(Path("/proc/self/fd").iterdir())) == len(before)
 
 
@@ -245,7 +245,7 @@ def test_reading_needs_no_framework(tmp_path: Path, trained: dict[str, Any]) -> 
     assert done.stdout.split() == [str(every), str(model), "False"]
 
 
-# ---- what is no tensor ---------------------------------------------------------------------------------------------
+# ---- what is not a tensor -------------------------------------------------------------------------------------------
 
 
 class Harmful:

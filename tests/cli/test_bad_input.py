@@ -119,12 +119,12 @@ def test_a_run_without_its_head(home, capsys):
         ),
         (
             b"sites: {",
-            "is no YAML: expected the node content, but found '<stream end>' in line 1. Draft one with: astray map "
+            "is not YAML: expected the node content, but found '<stream end>' in line 1. Draft one with: astray map "
             "REFERENCE CANDIDATE",
         ),
         (
             b"a: \xff",
-            "is no text: byte 3 is not UTF-8. Draft one with: astray map REFERENCE CANDIDATE",
+            "is not text: byte 3 is not UTF-8. Draft one with: astray map REFERENCE CANDIDATE",
         ),
         (None, "cannot be read: No such file or directory. Draft one with: astray map REFERENCE CANDIDATE"),
     ],

@@ -71,7 +71,7 @@ def test_a_pipe_gets_no_colour_and_no_bar_and_a_terminal_gets_colour(runs: tuple
     assert b"\x1b[" in shown
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(runs: tuple[str, str, str]) -> None:
+def test_a_reader_that_has_seen_enough_is_not_an_error(runs: tuple[str, str, str]) -> None:
     words = f"{sys.executable} -m astray show {runs[0]} --top 0 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Names of a recording are somebody else's: whatever they hold, a terminal shows it and does not obey it."""
+"""Names in a recording are untrusted: whatever they hold, a terminal shows it and does not obey it."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_rank_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
     assert any("rank1" in problem for problem in recorded.problems)
 
 
-def test_a_child_that_is_no_rank_is_told_of(tmp_path: Path) -> None:
+def test_a_child_that_is_not_a_rank_is_told_of(tmp_path: Path) -> None:
     done = run(tmp_path, ALONE)
     assert done.returncode == 0
     told = done.stderr.splitlines()
@@ -277,7 +277,7 @@ def test_nothing_is_left_in_the_environment(
     assert VARIABLE not in os.environ
 
 
-def test_a_word_that_cannot_be_read_is_no_failure_of_the_child(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_cannot_be_read_is_not_a_failure_of_the_child(capsys: pytest.CaptureFixture[str]) -> None:
     prepare_child({VARIABLE: "{"}, RecordingGuard)
     assert "astray: this process is not recorded (JSONDecodeError" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ def test_what_was_asked_for_differently_is_named() -> None:
     ]
 
 
-def test_what_was_kept_is_no_reason_for_tensors_to_be_missing() -> None:
+def test_what_was_kept_is_not_a_reason_for_tensors_to_be_missing() -> None:
     left, right = run("a", keep=["stats"], samples=4), run("b", keep=["tensors"], samples=8)
     assert different_settings(left, right) == [
         "The two were recorded with different settings: keep is stats in the reference and tensors in the candidate. "

@@ -114,7 +114,7 @@ def test_non_finite_on_both_sides_is_judged_by_the_rest(runs, keep):
 
 @pytest.mark.parametrize("keep", ["stats", "tensors", "stats,fingerprint"])
 @pytest.mark.parametrize("array", [np.full(4, np.nan, np.float32), np.empty((0, 3), np.float32)], ids=["NaN", "empty"])
-def test_nothing_finite_is_no_difference(runs, keep, array):
+def test_nothing_finite_is_not_a_difference(runs, keep, array):
     row = judged(runs, array, array, keep=keep)
     assert (row["verdict"], row["error"]) == ("identical", 0)
 

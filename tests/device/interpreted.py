@@ -63,7 +63,7 @@ def address(array: np.ndarray) -> int:
 
 
 class Buffers(NamedTuple):
-    """Memory of the kernels: the partial rows, the table of who they belong to, the results, a list of tensors."""
+    """Memory of the kernels: the partial rows, the table of what they belong to, the results, a list of tensors."""
 
     partials: np.ndarray
     table: np.ndarray

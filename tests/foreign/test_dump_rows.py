@@ -39,7 +39,7 @@ def test_rows_and_values() -> None:
     rank = DumpRank(0, rows.source())
     run = RunData(Path("x"), RunInfo(astray="", created="2026-01-01T00:00:00+00:00"), {0: rank})
     assert repr(run) == "<Run x: no framework, 1 step, 1 rank, 2 calls, 4 tensors, complete>"
-    assert read == []  # nobody has looked
+    assert read == []  # nothing has read them yet
     call = rank.calls.row(1)
     assert (call["site"], call["call"], call["parent"], call["stack"]) == ("fc", 1, 0, None)
     assert rank.stack(0)[0].code == "x = 1"

@@ -210,7 +210,7 @@ sys.addaudithook(_audit)
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A folder that nobody may look into."""
+    """A folder without read permission."""
     folder = tmp_path / OUTSIDE
     folder.mkdir()
     np.save(folder / "secret.npy", np.full(3, 42.0, np.float32))

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 
 class TooLong(BaseException):
-    """An action has computed for too long. Nobody who catches errors catches this."""
+    """An action has computed for too long. `except Exception` does not catch this."""
 
 
 class Scene(NamedTuple):
@@ -250,7 +250,7 @@ def state_of_two(scene: Scene) -> None:
 
 
 def page(scene: Scene) -> None:
-    """What somebody does in the page: two runs or one, every document, and the rows to take away."""
+    """What a user does in the page: two runs or one, every document, and the rows to take away."""
     from astray.web.run_list import RunList
     from astray.web.wire import encode
     from astray.web.workspace import Workspace

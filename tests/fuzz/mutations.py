@@ -413,7 +413,7 @@ def write_columns(chance: random.Random, file: Path, columns: Columns, types: Ty
     """Write a table of these cells. A text may be given as bytes, which need not be any."""
     schema = pa.schema([pa.field(name, types[name]) for name in columns])
     table = pa.table({name: _array(cells, types[name]) for name, cells in columns.items()}, schema=schema)
-    # Opened by Python: of two damages, the first may have given the file a name that is no text, which pyarrow refuses.
+    # Opened by Python: an earlier damage may have given the file a name that is not text, which pyarrow refuses.
     with file.open("wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table, max_chunksize=chance.choice((1, 7, 1000)))
 

@@ -1,7 +1,7 @@
 """Names that no program gives, in every place where a run, a dump or a checkpoint has a name.
 
 Names become names of files, texts of XML, cells of sheets, keys of JSON and numbers of places. So they hold what each
-of these cannot: nulls and slashes, halves of surrogate pairs, bytes that are no text, thousands of digits or of dots.
+of these cannot: nulls and slashes, halves of surrogate pairs, bytes that are not text, thousands of digits or of dots.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HALVES = ["\ud800", "a\udcff", "x\udfff.y", "out.\ud800", "\udc00\ud800"]
 """Halves of surrogate pairs, which JSON and pickles can hold and no encoding can."""
 
 NO_TEXT = [b"\xff", b"a\xc3", b"\xed\xa0\x80.x", b"\x80" * 300]
-"""Bytes that are no UTF-8, which a damaged Arrow file and a Linux file system can hold."""
+"""Bytes that are not UTF-8, which a damaged Arrow file and a Linux file system can hold."""
 
 
 def odd_names(chance: random.Random, path: Path) -> None:

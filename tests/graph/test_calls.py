@@ -54,9 +54,9 @@ def test_a_gradient_belongs_to_its_module_in_the_same_micro_step() -> None:
         builder.call("fc", micro=micro, parent=root)
     gradient = builder.call("fc.weight", kind="parameter", phase="backward", micro=1)
     bias = builder.call("bias", kind="parameter", phase="backward", micro=1)
-    nobody = builder.call("gone.weight", kind="parameter", phase="backward", micro=1)
+    unowned = builder.call("gone.weight", kind="parameter", phase="backward", micro=1)
     tree = tree_of(builder)
-    assert [tree.owner(call) for call in (gradient, bias, nobody)] == [3, 2, None]
+    assert [tree.owner(call) for call in (gradient, bias, unowned)] == [3, 2, None]
     assert tree.around(gradient) == [2, 3]
 
 

@@ -100,7 +100,7 @@ def test_an_update_that_spoils_a_weight_is_the_origin(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_spoilt_weight_is_no_alarm_of_its_own(tmp_path: Path) -> None:
+def test_a_spoilt_weight_is_not_an_alarm_of_its_own(tmp_path: Path) -> None:
     """The update of the step that went wrong spoils the weights, and each step behind finds them so."""
 
     def once(lin: nn.Module, x: Tensor) -> Tensor:

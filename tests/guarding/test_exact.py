@@ -209,7 +209,7 @@ def test_it_is_heard_of_a_thread_of_the_programs(tmp_path: Path) -> None:
 
 
 def test_a_recording_after_it_sees_everything(tmp_path: Path) -> None:
-    """The calls that were open when the program was stopped are nobody's any more."""
+    """The calls that were open when the program was stopped belong to nothing any more."""
     model = Net(bad=[0])
     with tripped() as caught, astray.guard(model, path=tmp_path / "guard", exact=True):
         model(batch(0))

@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_finite_trips_when_nothing_recorded_shows_why(tmp_pat
     assert trip.text == "✗ The loss of step 2 is nan, and nothing that was recorded shows why."
 
 
-def test_a_loss_that_is_not_finite_is_no_second_trip(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_not_a_second_trip(tmp_path: Path) -> None:
     model = Net(bad=[2])
     with astray.guard(model, path=tmp_path / "guard", on="warn", level="function") as guard:
         train(model, guard=guard, between=lambda step, _: guard.loss(math.nan if step == 2 else 1.0))

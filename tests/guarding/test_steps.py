@@ -46,7 +46,7 @@ def test_with_an_optimizer_steps_end_where_the_program_says(tmp_path: Path) -> N
             optimizer.step()
             model(batch(step))  # what it does after the optimizer belongs to the step
             guard.step()
-    # In the first iteration nobody could know: the optimizer has ended step 0, and the program step 1.
+    # In the first iteration this could not be known: the optimizer has ended step 0, and the program step 1.
     (trip,) = guard.trips
     run = astray.open(trip.path or "")
     assert (trip.step, steps_in(run)) == (2, [0, 1, 2])

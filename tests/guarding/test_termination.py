@@ -80,14 +80,14 @@ def test_a_function_is_told_of_an_exception_and_cannot_replace_it(
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_leaving_by_exit_is_no_accident(code: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_by_exit_is_not_an_accident(code: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     with pytest.raises(SystemExit), astray.guard(model, path=tmp_path / "guard"):
         sys.exit(code if model(batch(0)).isfinite().all() else 1)
     assert (caplog.messages, list(tmp_path.iterdir()), hooks_of(model)) == ([], [], 0)
 
 
-def test_a_generator_that_is_closed_is_no_accident(tmp_path: Path) -> None:
+def test_a_generator_that_is_closed_is_not_an_accident(tmp_path: Path) -> None:
     def steps() -> Iterator[int]:
         with astray.guard(model, path=tmp_path / "guard"):
             for step in range(5):

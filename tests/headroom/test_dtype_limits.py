@@ -75,6 +75,6 @@ def test_targets_by_many_names_each_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["flaot16", "int8", "complex64", "float16,,"])
-def test_what_is_no_target_is_answered_with_those_there_are(wrong: str) -> None:
+def test_what_is_not_a_target_is_answered_with_those_there_are(wrong: str) -> None:
     with pytest.raises(UsageError, match=r"is not a floating-point dtype\..* There are float64, float32, float16"):
         targets(wrong)

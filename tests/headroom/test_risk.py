@@ -228,7 +228,7 @@ def test_without_updates_only_weights_that_do_not_change_at_all_are_told(tmp_pat
     still = record(tmp_path / "a", mlp(torch.bfloat16), 4, lambda step: torch.randn(6, 12).bfloat16(), rate=1e-8)
     row = rows(still.risk())["0", "forward", "parameter", "weight", "bfloat16"]
     assert (row["risk"], row["unmoved"], row["update_ratio"]) == ("stuck", 1.0, None)
-    assert (row["still_steps"], row["watched_steps"]) == (3, 3)  # nobody saw what came after the last step
+    assert (row["still_steps"], row["watched_steps"]) == (3, 3)  # what came after the last step was not observed
     moving = record(tmp_path / "b", mlp(torch.bfloat16), 4, lambda step: torch.randn(6, 12).bfloat16(), rate=1e-2)
     row = rows(moving.risk())["0", "forward", "parameter", "weight", "bfloat16"]
     assert (row["risk"], row["unmoved"], row["still_steps"], row["watched_steps"]) == ("calm", None, 0, 3)
@@ -255,7 +255,7 @@ def test_rows_of_an_embedding_that_were_not_looked_up_are_not_stuck(tmp_path: Pa
     assert (row["risk"], row["unmoved_with_gradient"]) == ("calm", 0)
 
 
-def test_one_step_without_a_change_is_no_proof(tmp_path: Path) -> None:
+def test_one_step_without_a_change_is_not_a_proof(tmp_path: Path) -> None:
     run = record(tmp_path / "run", mlp(torch.bfloat16), 2, lambda step: torch.randn(6, 12).bfloat16(), rate=1e-8)
     row = rows(run.risk())["0", "forward", "parameter", "weight", "bfloat16"]
     assert (row["risk"], row["cause"], row["watched_steps"]) == ("tight", "unmoved", 1)

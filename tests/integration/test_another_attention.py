@@ -34,7 +34,7 @@ def record(path: Path, attention: str, level: str, *, scaled: bool = False) -> P
 
 
 @pytest.mark.parametrize("level", ["module", "function", "op"])
-def test_another_attention_is_no_divergence_and_a_scaled_weight_behind_it_is(level: str, tmp_path: Path) -> None:
+def test_another_attention_is_not_a_divergence_and_a_scaled_weight_behind_it_is(level: str, tmp_path: Path) -> None:
     eager, fused, wrong = (
         record(tmp_path / "eager", "eager", level),
         record(tmp_path / "fused", "sdpa", level),

@@ -1,4 +1,4 @@
-"""A reference, the same with perturbed inputs, and candidates: other roundings are no fault, and a fault is named."""
+"""A reference, the same with perturbed inputs, and candidates: roundings are not a fault, and a fault is named."""
 
 from __future__ import annotations
 

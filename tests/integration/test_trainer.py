@@ -127,7 +127,7 @@ def test_a_second_training_ends_the_first_recording_and_gets_its_own(tmp_path: P
     assert hooks_of(trainer.model) == 0
     first, second = astray.open(tmp_path / "run"), astray.open(tmp_path / "run-2")
     assert (first.steps, second.steps) == ([0], [0, 1, 2, 3])
-    assert "did not tell" in first.ranks[0].end.ended
+    assert "did not report" in first.ranks[0].end.ended
     assert second.ranks[0].end.ended == "normally"
 
 

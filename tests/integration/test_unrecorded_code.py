@@ -1,4 +1,4 @@
-"""Who is suspected where no recorded call made a wrong value: the code between, a call of one run, a weight."""
+"""What is suspected where no recorded call made a wrong value: the code between, a call of one run, a weight."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_values_tell_it_where_a_run_of_before_has_no_such_column(tmp_path: Path)
     assert alarm.offenders[0].first is None
 
 
-def test_infinity_beside_zeros_is_no_mask(tmp_path: Path) -> None:
+def test_infinity_beside_zeros_is_not_a_mask(tmp_path: Path) -> None:
     x = torch.zeros(4, 4)
     x[2, 1] = math.inf
     (alarm,) = alarms(record(tmp_path / "run", torch.nn.Sequential(torch.nn.Linear(4, 4)), "function", x=x))

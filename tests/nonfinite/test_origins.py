@@ -72,7 +72,7 @@ def test_modules_name_the_module_whose_own_code_it_was(program: Program, tmp_pat
 
 @pytest.mark.parametrize("levels", [("module",), *LEVELS, ("op",), ("module", "function", "op")], ids="+".join)
 @pytest.mark.parametrize("program", PEACEFUL, ids=lambda program: program.__name__)
-def test_what_is_killed_before_it_surfaces_is_no_alarm(
+def test_what_is_killed_before_it_surfaces_is_not_an_alarm(
     program: Program, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = alarms(record(tmp_path / "run", program, *levels, steps=2))

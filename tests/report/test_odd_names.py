@@ -1,4 +1,4 @@
-"""Names that no program gives, and a folder whose name is no text, in every report: each can be read."""
+"""Names that no program gives, and a folder whose name is not text, in every report: each can be read."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_text_and_tables(found: Comparison) -> None:
 
 
 @pytest.mark.parametrize("report", ["--json", "--csv", "--xlsx", "--html", "--junit"])
-def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str) -> None:
+def test_a_folder_whose_name_is_not_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str) -> None:
     if report == "--html" and not (Path(__file__).parents[2] / "src/astray/web/static/page.js").exists():
         pytest.skip("the page was not built")
     runs = [str(tmp_path / os.fsdecode(name)) for name in (b"a\xff", b"b\xfe")]

@@ -64,7 +64,7 @@ def test_nothing_is_suspected_where_all_is_identical(runs):
     assert overview_of(ComparisonView(diff))["suspects"] == []
 
 
-def test_what_is_wrong_beside_the_first_and_was_given_the_same_is_no_victim(runs):
+def test_what_is_wrong_beside_the_first_and_was_given_the_same_is_not_a_victim(runs):
     diff = of_layers(runs, {2: 0.01, 8: 0.01})
     assert (diff.first.site, [one.site for one in diff.others]) == ("h.2.mlp", ["head"])
     assert diff.others[0].clean

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, name: str, times: int) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)
-    for options in ("TSAN_OPTIONS", "ASAN_OPTIONS", "UBSAN_OPTIONS"):  # what is found here is no finding of the run
+    for options in ("TSAN_OPTIONS", "ASAN_OPTIONS", "UBSAN_OPTIONS"):  # what is found here is not a finding of the run
         environment[options] = f"{environment.get(options, '')}:log_path=stderr"
     given = [sys.executable, "-c", RUN, str(folder), name, str(times)]
     return subprocess.run(given, capture_output=True, text=True, env=environment, timeout=300, check=False)
@@ -74,6 +74,6 @@ def test_a_fault_is_found(folder: Path, name: str, said: str) -> None:
     assert done.returncode
 
 
-def test_what_holds_the_interpreter_is_no_race(folder: Path) -> None:
+def test_what_holds_the_interpreter_is_not_a_race(folder: Path) -> None:
     done = run(folder, "with_the_interpreter", 5000)
     assert (done.returncode, done.stderr) == (0, "")

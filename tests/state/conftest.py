@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="module")  # of a folder that is no Python package, "package" means the session
+@pytest.fixture(autouse=True, scope="module")  # of a folder that is not a Python package, "package" means the session
 def _one_thread() -> Iterator[None]:
     """Small tensors gain nothing from threads, and lose much on a machine that is busy."""
     before = torch.get_num_threads()

@@ -50,7 +50,7 @@ def check_reductions(rank: int) -> None:
             "plain": whole["plain"],
         }
     )
-    assert repr(shared).startswith("StateDict[L2=unread, Numel=")  # a look asks nobody
+    assert repr(shared).startswith("StateDict[L2=unread, Numel=")  # repr does not communicate
     for name in (*REDUCTIONS, "numel"):
         for lw in (True, False):
             same(getattr(shared, name)(lw=lw), getattr(whole, name)(lw=lw), name)

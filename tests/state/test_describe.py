@@ -154,7 +154,7 @@ def test_a_table_goes_to_pandas() -> None:
 
 
 def test_a_layer_is_a_part_of_the_name_that_is_a_number() -> None:
-    """The `weight_ih_l0` of a GRU ends in a digit and is no layer."""
+    """The `weight_ih_l0` of a GRU ends in a digit and is not a layer."""
     assert grouped(["gru.weight_ih_l0", "gru.weight_hh_l1", "h.12.w", "0.bias", "conv2d.w"], "layer") == {
         "(other)": ["gru.weight_ih_l0", "gru.weight_hh_l1", "conv2d.w"],
         "h.12": ["h.12.w"],

@@ -175,6 +175,6 @@ def test_flatten_is_never_stale() -> None:
 
 
 @pytest.mark.parametrize("make", [astray.state.from_weight, astray.state.from_grad])
-def test_what_is_no_model_is_answered_in_words(make: Any) -> None:
+def test_what_is_not_a_model_is_answered_in_words(make: Any) -> None:
     with pytest.raises(StateError, match="A dict was given, which has no parameters"):
         make({"a": torch.ones(2)})

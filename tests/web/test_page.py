@@ -138,7 +138,7 @@ def np_mask(flags: Iterator[bool]) -> Any:
 def test_a_filter_that_cannot_be_read_says_so(tab: Any, window: Any) -> None:
     tab.fill(".filter-step", "soon")
     tab.wait_for_selector(".filter-count .problem")
-    assert window.count() == "'soon' is no step. Write 3, 2-5 or 0,4."
+    assert window.count() == "'soon' is not a step. Write 3, 2-5 or 0,4."
     tab.fill(".filter-step", "77")
     tab.wait_for_selector(".state-empty")
     assert "No row fits these filters." in tab.inner_text(".grid")

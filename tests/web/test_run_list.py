@@ -54,7 +54,7 @@ def test_nothing_else_can_be_named(folder: Path, number: str):
         assert len(str(caught.value)) < 100
 
 
-def test_what_is_no_run_is_said_at_once(folder: Path):
+def test_what_is_not_a_run_is_said_at_once(folder: Path):
     with pytest.raises(RunError, match="is not a run"):
         RunList([folder / "notes"])
     with pytest.raises(RunError, match="does not exist"):

@@ -1,4 +1,4 @@
-"""The server as a browser meets it, and as somebody meets it who should not: real requests to a real socket."""
+"""The server as a browser uses it, and as an intruder would: real requests to a real socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """A server in a thread, and somebody who asks it."""
+    """A server in a thread, and a client."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -279,7 +279,7 @@ def test_a_long_comparison_tells_how_far_it_is_and_can_be_stopped(choosing: Clie
     assert choosing.until_done()["kind"] == "comparison"
 
 
-# What somebody sees who should see nothing.
+# What a client without access gets.
 
 PATHS = (
     "/api/session",

@@ -6,6 +6,6 @@ and scores what a folder holds, `sensitivity` looks for the smallest fault that 
 `python benchmarks/faults grid`.
 
 Half of the grid is *unseen*: half of the models with every kind of fault, the newest kinds of fault in every model, and
-every second control. Whoever changes how runs are judged looks at the seen half only, and reports both. When the seen
-half has nothing left to show, unseen models and kinds become seen, and new ones are written before anyone looks.
+every second control. A change of how runs are judged is made with the seen half only, and reported for both. When the
+seen half has nothing left to show, unseen models and kinds become seen, and new ones are written before anyone looks.
 """

@@ -140,7 +140,7 @@ def _made(begin: float) -> str:
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Mapping[str, object]) -> list[str]:
-    """The names in a text with commas, all without one; ends the command at a name that nobody has."""
+    """The names in a comma-separated text; all of them without one. Ends the command at an unknown name."""
     if text is None:
         return list(known)
     names = text.split(",")

@@ -32,7 +32,7 @@ class Kind:
     features: what a model must have for it.
     models: the only models it is for.
     steps: how many steps it takes until it shows.
-    coarse: False if it is itself a rounding to bfloat16, so that beside bfloat16 it is no fault.
+    coarse: False if it is itself a rounding to bfloat16, so that beside bfloat16 it is not a fault.
     """
 
     name: str
@@ -111,7 +111,7 @@ def kind(
 ) -> Callable[[Plant], Plant]:
     """Declares the decorated function as what plants a kind of fault.
 
-    half: "unseen" as long as nobody has looked at how it is judged, in any model.
+    half: "unseen" until someone has looked at how it is judged, in any model.
     """
 
     def declare(plant: Plant) -> Plant:

@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between reference and candidate besides a fault, and is no fault."""
+    """What differs between reference and candidate besides a fault, and is not a fault."""
 
     name: str
     what: str

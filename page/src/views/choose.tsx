@@ -82,7 +82,7 @@ export function Choose({ session, source, onStarted }: Props) {
   const [problem, setProblem] = useState("");
   const fixed = session.fixed ?? {};
   const running = session.job.state === "running";
-  const say = (name: string, value: unknown) => setOptions({ ...options, [name]: value });
+  const setOption = (name: string, value: unknown) => setOptions({ ...options, [name]: value });
 
   const start = async (event: Event) => {
     event.preventDefault();
@@ -137,7 +137,7 @@ export function Choose({ session, source, onStarted }: Props) {
               <select
                 name={name}
                 value={String(options[name] ?? "")}
-                onChange={(event) => say(name, event.currentTarget.value)}
+                onChange={(event) => setOption(name, event.currentTarget.value)}
               >
                 {among.map((word, at) => (
                   <option key={word} value={at === 0 ? "" : word}>
@@ -152,12 +152,12 @@ export function Choose({ session, source, onStarted }: Props) {
                 spellcheck={false}
                 placeholder={placeholder}
                 value={String(options[name] ?? "")}
-                onInput={(event) => say(name, event.currentTarget.value)}
+                onInput={(event) => setOption(name, event.currentTarget.value)}
               />
             )}
           </label>
         ))}
-        <label title="A second recording of the reference, as by astray run --perturb: its errors are no errors">
+        <label title="A second recording of the reference, as by astray run --perturb: its errors are not counted as errors">
           <span>noise</span>
           <select name="noise" value={noise} onChange={(event) => setNoise(event.currentTarget.value)}>
             <option value="">{fixed.noise ?? "none"}</option>
@@ -173,7 +173,7 @@ export function Choose({ session, source, onStarted }: Props) {
             type="checkbox"
             name="exact"
             checked={options.exact === true}
-            onChange={(event) => say("exact", event.currentTarget.checked)}
+            onChange={(event) => setOption("exact", event.currentTarget.checked)}
           />
           only the same bits agree
         </label>

@@ -84,7 +84,7 @@ function Step(props: { data: Data; row: number | null; label: string; keys: stri
       </button>
     );
   }
-  const [here, there] = [data.table.raw("step", from), data.table.raw("step", row)];
+  const [stepFrom, step] = [data.table.raw("step", from), data.table.raw("step", row)];
   const phase = data.table.word("phase", row) ?? "";
   return (
     <button
@@ -97,7 +97,7 @@ function Step(props: { data: Data; row: number | null; label: string; keys: stri
       <span class="dim">
         {label === "previous" ? `${arrow} ` : ""}
         {label} call
-        {here === there ? (phase === data.table.word("phase", from) ? "" : ` · ${phase}`) : ` · step ${there}`}
+        {step === stepFrom ? (phase === data.table.word("phase", from) ? "" : ` · ${phase}`) : ` · step ${step}`}
         {label === "next" ? ` ${arrow}` : ""}
       </span>
       <span class="walk-name">

@@ -148,19 +148,19 @@ interface TypedProps {
 function Typed({ value, onChange, label, ...rest }: TypedProps) {
   const [text, setText] = useState(value);
   const waiting = useRef(0);
-  const said = useRef(value);
+  const applied = useRef(value);
   // The reported text comes back as the value, perhaps after more was typed: only a different value replaces it.
   useEffect(() => {
-    if (value === said.current) return;
+    if (value === applied.current) return;
     clearTimeout(waiting.current);
-    said.current = value;
+    applied.current = value;
     setText(value);
   }, [value]);
   useEffect(() => () => clearTimeout(waiting.current), []);
-  const say = (next: string) => {
+  const apply = (next: string) => {
     clearTimeout(waiting.current);
-    said.current = next.trim();
-    onChange(said.current);
+    applied.current = next.trim();
+    onChange(applied.current);
   };
   return (
     <input
@@ -174,9 +174,9 @@ function Typed({ value, onChange, label, ...rest }: TypedProps) {
         const next = event.currentTarget.value;
         setText(next);
         clearTimeout(waiting.current);
-        waiting.current = window.setTimeout(() => say(next), 120);
+        waiting.current = window.setTimeout(() => apply(next), 120);
       }}
-      onKeyDown={(event) => event.key === "Enter" && say(event.currentTarget.value)}
+      onKeyDown={(event) => event.key === "Enter" && apply(event.currentTarget.value)}
     />
   );
 }

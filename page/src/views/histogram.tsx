@@ -31,9 +31,9 @@ export function HistogramsOf({ histograms }: { histograms: Histograms }) {
         />
       ) : null}
       {Object.entries(histograms.nonfinite ?? {}).map(([side, kinds]) => {
-        const told = Object.entries(kinds).map(([kind, count]) => `${counted(count)} ${short(kind)}`);
-        return told.length ? (
-          <p key={side} class="dim">{`${both ? `${SIDES[side] ?? side}: ` : ""}${told.join(", ")} in no bin`}</p>
+        const counts = Object.entries(kinds).map(([kind, count]) => `${counted(count)} ${short(kind)}`);
+        return counts.length ? (
+          <p key={side} class="dim">{`${both ? `${SIDES[side] ?? side}: ` : ""}${counts.join(", ")} in no bin`}</p>
         ) : null;
       })}
     </div>

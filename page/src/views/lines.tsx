@@ -178,10 +178,10 @@ function Chart({ data, rows, row, curves, logarithmic, go }: ChartProps) {
       if (at != null && rows[at] !== undefined && rows[at] !== row) go(atRow(rows[at]));
     };
     chart.over.addEventListener("click", click);
-    const watch = new ResizeObserver(() => chart.setSize({ width: home.clientWidth, height: 150 }));
-    watch.observe(home);
+    const observer = new ResizeObserver(() => chart.setSize({ width: home.clientWidth, height: 150 }));
+    observer.observe(home);
     return () => {
-      watch.disconnect();
+      observer.disconnect();
       chart.destroy();
     };
   }, [data, rows, row, curves.map(({ name }) => name).join(" "), logarithmic, themed]);

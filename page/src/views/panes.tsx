@@ -131,11 +131,11 @@ export function VirtualList({
     const element = box.current!;
     const measure = () => setSeen({ top: element.scrollTop, room: element.clientHeight - headHeight });
     measure();
-    const watch = new ResizeObserver(measure);
-    watch.observe(element);
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
     element.addEventListener("scroll", measure, { passive: true });
     return () => {
-      watch.disconnect();
+      observer.disconnect();
       element.removeEventListener("scroll", measure);
     };
   }, []);

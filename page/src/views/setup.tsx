@@ -10,14 +10,14 @@ const FEW = 5;
 
 export function SetDifferently({ settings, go }: { settings: Setting[]; go: Go }) {
   if (!settings.length) return null;
-  const telling = settings.filter((one) => one.effect !== "none known").slice(0, FEW);
+  const withEffect = settings.filter((one) => one.effect !== "none known").slice(0, FEW);
   return (
     <div class="settings" data-test="setup">
-      {telling.length ? (
+      {withEffect.length ? (
         <dl class="around">
           <dt>set differently</dt>
           <dd>
-            {telling.map((one) => (
+            {withEffect.map((one) => (
               <div key={one.sentence}>
                 <Jump row={one.row} sentence={one.sentence} go={go} />
               </div>

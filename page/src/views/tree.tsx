@@ -80,7 +80,7 @@ interface BranchProps extends Props {
 function Branch({ data, view, go, node, top, current, query, open, toggle }: BranchProps) {
   const mark = data.marks.kinds[Math.max(0, node.worst)]!;
   const unfolded = query.trim() !== "" || open.has(node.path);
-  const told = `${node.path}${node.type ? ` (${node.type})` : ""}: ${plural(node.rows, "row")}, ${counted(node.bad)} wrong`;
+  const tooltip = `${node.path}${node.type ? ` (${node.type})` : ""}: ${plural(node.rows, "row")}, ${counted(node.bad)} wrong`;
   return (
     <div
       class={`branch ${node.path === view.site ? "branch-chosen" : ""} ${node.path === current ? "branch-current" : ""}`}
@@ -88,7 +88,7 @@ function Branch({ data, view, go, node, top, current, query, open, toggle }: Bra
       role="treeitem"
       aria-expanded={node.children.length ? unfolded : undefined}
       aria-level={node.depth + 1}
-      title={told}
+      title={tooltip}
       data-site={node.path}
     >
       {node.children.length ? (

@@ -207,7 +207,7 @@ class TensorReader(Protocol):
         """Native code for this recording."""
 
     @property
-    def late(self) -> DeferredMeasurements:
+    def deferred(self) -> DeferredMeasurements:
         """Where the tickets of its readings are redeemed."""
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Settings in a file: YAML, JSON or TOML, read once at the start and again whenever it is edited.
 
 Knows the file formats; `settings` knows the keys. The YAML that is read has fewer implicit types than the standard: in
-YAML 1.1, `10:20` is the number 620 (ten minutes and twenty seconds), but people who write it mean steps.
+YAML 1.1, `10:20` is the number 620 (ten minutes and twenty seconds), but in a configuration it means steps.
 """
 
 from __future__ import annotations

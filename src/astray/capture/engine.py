@@ -109,7 +109,7 @@ class Engine(Calls):
         """Whether a call is recorded when there is a scope, which it may open."""
         scope = self._scope
         if scope is not None:
-            scope.entered(call.site.name)
+            scope.on_call_start(call.site.name)
             if not scope.is_open:
                 self._note_unmatched(call.site)
                 return False

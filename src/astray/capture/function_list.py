@@ -80,20 +80,20 @@ class FunctionList:
         object.__setattr__(self, "_patterns", tuple(entry for entry in entries if _is_pattern(entry[1])))
 
     @classmethod
-    def parse(cls, given: Any) -> FunctionList | None:
+    def parse(cls, value: Any) -> FunctionList | None:
         """From the path of a file, a dict of categories, or a plain list of names; None when nothing is listed."""
-        if isinstance(given, FunctionList):
-            return given
-        if isinstance(given, str | os.PathLike):
-            return cls._read(given)
-        if isinstance(given, Mapping):
-            entries = [entry for category, names in given.items() for entry in _entries(category, names)]
-            by_category: dict[str, dict[str, None]] = {_category(category): {} for category in given}
-        elif isinstance(given, list | tuple | set | frozenset):
-            entries = [categorise(name) for name in _names(ANY, given)]
+        if isinstance(value, FunctionList):
+            return value
+        if isinstance(value, str | os.PathLike):
+            return cls._read(value)
+        if isinstance(value, Mapping):
+            entries = [entry for category, names in value.items() for entry in _entries(category, names)]
+            by_category: dict[str, dict[str, None]] = {_category(category): {} for category in value}
+        elif isinstance(value, list | tuple | set | frozenset):
+            entries = [categorise(name) for name in _names(ANY, value)]
             by_category = {}
         else:
-            raise RecordError(f"functions={given!r} is not a list. {_FORM}")
+            raise RecordError(f"functions={value!r} is not a list. {_FORM}")
         for category, name in entries:
             by_category.setdefault(category, {})[name] = None
         return cls(tuple((category, tuple(names)) for category, names in by_category.items())) if by_category else None
@@ -150,38 +150,38 @@ def _kind(category: str) -> str:
     return KINDS.get(category, "function")
 
 
-def _category(given: object) -> str:
+def _category(name_given: object) -> str:
     """The category that a user wrote, in any case, or by the full name of its module or class."""
     known = {
         **{home.strip(".:").lower(): to for home, to in _PREFIXES.items()},
         **{name.lower(): name for name in KINDS},
     }
-    category = ANY if given == ANY else known.get(str(given).lower())
+    category = ANY if name_given == ANY else known.get(str(name_given).lower())
     if category is None:
         raise RecordError(
-            f"functions has a category {given!r}, which is not known. It can be {', '.join(map(repr, KINDS))}."
-            f"{did_you_mean(given, KINDS)}"
+            f"functions has a category {name_given!r}, which is not known. It can be {', '.join(map(repr, KINDS))}."
+            f"{did_you_mean(name_given, KINDS)}"
         )
     return category
 
 
-def _entries(given: object, names: object) -> list[tuple[str, str]]:
+def _entries(heading: object, names: object) -> list[tuple[str, str]]:
     """The entries under a category, without the prefixes of their names."""
-    category = _category(given)
+    category = _category(heading)
     entries = []
-    for full in _names(given, names):
+    for full in _names(heading, names):
         prefix_category, name = categorise(full)
         if category != ANY and prefix_category not in (ANY, category):
-            raise RecordError(f"functions has {full!r} under {given!r}, but that is one of {prefix_category!r}.")
+            raise RecordError(f"functions has {full!r} under {heading!r}, but that is one of {prefix_category!r}.")
         entries.append((category, name if prefix_category == category else full))
     return entries
 
 
-def _names(category: object, given: object) -> list[str]:
+def _names(category: object, listed: object) -> list[str]:
     """The names in a list as it is written; None is an empty one."""
-    names = [] if given is None else [given] if isinstance(given, str) else given
+    names = [] if listed is None else [listed] if isinstance(listed, str) else listed
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
-        raise RecordError(f"functions has {given!r} under {category!r}, which is not a list of names.")
+        raise RecordError(f"functions has {listed!r} under {category!r}, which is not a list of names.")
     return sorted(names) if isinstance(names, set | frozenset) else list(names)
 
 

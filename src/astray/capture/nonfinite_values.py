@@ -32,7 +32,7 @@ def has_nonfinite(statistics: tuple[Any, ...] | int | None) -> bool:
     return isinstance(statistics, tuple) and bool(statistics[_NAN] or statistics[_INF])
 
 
-class _Measured(NamedTuple):
+class _MeasuredTensor(NamedTuple):
     """A tensor of a call, as it is now."""
 
     role: Role
@@ -80,7 +80,7 @@ class NonFiniteKeeper:
             for tensor in (*inputs, *results):
                 self._keep(seq, tensor)
 
-    def _measured(self, tensors: list[ObservedTensor]) -> list[_Measured]:
+    def _measured(self, tensors: list[ObservedTensor]) -> list[_MeasuredTensor]:
         """Measures those on the CPU. Others would have to wait for their device."""
         measured = []
         for role, path, tensor in tensors:
@@ -89,13 +89,13 @@ class NonFiniteKeeper:
                 memory = Strided(identity.address, identity.dtype, identity.shape, identity.stride)
                 statistics, fingerprint = measure(memory)
                 if statistics is not None and fingerprint is not None:
-                    measured.append(_Measured(role, path, memory, statistics, fingerprint))
+                    measured.append(_MeasuredTensor(role, path, memory, statistics, fingerprint))
         return measured
 
-    def _keep(self, seq: int, tensor: _Measured) -> None:
-        room = self._writer.room(tensor.memory.size * DTYPES[tensor.memory.dtype].itemsize)
-        pack(tensor.memory, room.array)
+    def _keep(self, seq: int, tensor: _MeasuredTensor) -> None:
+        buffer = self._writer.take_buffer(tensor.memory.size * DTYPES[tensor.memory.dtype].itemsize)
+        pack(tensor.memory, buffer.array)
         values = self._writer.values(
-            room, f"{seq}.{tensor.role}.{tensor.path}", tensor.memory.dtype, tensor.memory.shape
+            buffer, f"{seq}.{tensor.role}.{tensor.path}", tensor.memory.dtype, tensor.memory.shape
         )
         self._writer.attach(seq, tensor.role, tensor.path, tensor.fingerprint, values)

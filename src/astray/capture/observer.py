@@ -176,9 +176,9 @@ class Observer:
             return None
         memory, part, positions = kept
         if positions is None:
-            room = self._writer.room(memory.size * DTYPES[memory.dtype].itemsize)
-            pack(memory, room.array)
-            return self._writer.values(room, name, memory.dtype, memory.shape, part=part)
+            buffer = self._writer.take_buffer(memory.size * DTYPES[memory.dtype].itemsize)
+            pack(memory, buffer.array)
+            return self._writer.values(buffer, name, memory.dtype, memory.shape, part=part)
         sampled = len(positions)
         return self._writer.values(gather(memory, positions), name, memory.dtype, (sampled,), sampled, part)
 

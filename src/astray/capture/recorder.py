@@ -135,7 +135,7 @@ class BaseRecorder:
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
-            deferred=self._adapter.reader.late,
+            deferred=self._adapter.reader.deferred,
         )
         from astray.capture.engine import Engine  # which loads what is built for torch
 
@@ -220,7 +220,7 @@ class BaseRecorder:
         Calls made meanwhile are not numbered, so those that follow keep their numbers.
         """
         self._pause(True)
-        return _Paused(self)
+        return _Pause(self)
 
     def resume(self) -> None:
         """Goes on recording after `pause`."""
@@ -374,7 +374,7 @@ class BaseRecorder:
                 self._engine.pause()
 
 
-class _Paused(contextlib.AbstractContextManager[None]):
+class _Pause(contextlib.AbstractContextManager[None]):
     """Ends a pause at the end of a block."""
 
     def __init__(self, recorder: BaseRecorder) -> None:

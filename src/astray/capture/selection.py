@@ -70,12 +70,12 @@ class Scope:
         self._end = end
         self.is_open = False
 
-    def entered(self, site_name: str) -> None:
-        """A call of this site starts. Ask `is_open` afterwards whether it belongs to the scope."""
+    def on_call_start(self, site_name: str) -> None:
+        """A call of this site starts. Read `is_open` afterwards to know whether it belongs to the scope."""
         if site_name == self._begin:
             self.is_open = True
 
-    def left(self, site_name: str) -> None:
+    def on_call_end(self, site_name: str) -> None:
         """A call of this site has ended, and its outputs have been seen."""
         if site_name == self._end:
             self.is_open = False

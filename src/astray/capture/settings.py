@@ -49,10 +49,10 @@ def words(known: tuple[str, ...], *, none: bool = False) -> Check:
     """One or more of the known words, as a list or separated by commas. none: whether an empty list is allowed."""
     choice = f"It can be {', '.join(map(repr, known))}, or several of them."
 
-    def check(name: str, given: Any) -> frozenset[str]:
-        if not isinstance(given, str | list | tuple | set | frozenset):
-            raise RecordError(f"{name}={given!r} is not a word. {choice}")
-        selected = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
+    def check(name: str, value: Any) -> frozenset[str]:
+        if not isinstance(value, str | list | tuple | set | frozenset):
+            raise RecordError(f"{name}={value!r} is not a word. {choice}")
+        selected = [word.strip() for word in value.split(",")] if isinstance(value, str) else list(value)
         for word in selected:
             if word not in known:
                 raise RecordError(f"{name}={word!r} is not known. {choice}{did_you_mean(word, known)}")
@@ -66,66 +66,66 @@ def words(known: tuple[str, ...], *, none: bool = False) -> Check:
 def ordered_words(known: tuple[str, ...]) -> Check:
     """The same, as a tuple in the order of `known`."""
     check = words(known)
-    return lambda name, given: tuple(word for word in known if word in check(name, given))
+    return lambda name, value: tuple(word for word in known if word in check(name, value))
 
 
-def names(name: str, given: Any) -> tuple[str, ...]:
+def names(name: str, value: Any) -> tuple[str, ...]:
     """Names of any kind, as a list or separated by commas."""
-    listed = given.split(",") if isinstance(given, str) else given
+    listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(entry, str) for entry in listed):
-        raise RecordError(f"{name}={given!r} is neither a name nor a list of names.")
+        raise RecordError(f"{name}={value!r} is neither a name nor a list of names.")
     return tuple(sorted({entry.strip() for entry in listed} - {""}))
 
 
-def patterns(name: str, given: Any) -> tuple[str, ...]:
+def patterns(name: str, value: Any) -> tuple[str, ...]:
     """One regular expression, or a list of several."""
-    listed = [given] if isinstance(given, str) else given
+    listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(pattern, str) for pattern in listed):
-        raise RecordError(f"{name}={given!r} is neither a regular expression nor a list of them.")
+        raise RecordError(f"{name}={value!r} is neither a regular expression nor a list of them.")
     for pattern in listed:
         _compile(name, pattern)
     return tuple(listed)
 
 
-def pair(name: str, given: Any) -> tuple[str, str]:
+def pair(name: str, value: Any) -> tuple[str, str]:
     """Two names, the first and the last."""
-    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(site, str) for site in given):
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(site, str) for site in value):
         raise RecordError(
-            f"{name}={given!r} is not two sites. Give the first and the last, such as ['h.0', 'h.3.mlp']."
+            f"{name}={value!r} is not two sites. Give the first and the last, such as ['h.0', 'h.3.mlp']."
         )
-    return given[0], given[1]
+    return value[0], value[1]
 
 
 def whole(least: int) -> Check:
     """A whole number."""
 
-    def check(name: str, given: Any) -> int:
-        number = _number(given)
+    def check(name: str, value: Any) -> int:
+        number = _number(value)
         if number is None or not least <= number <= MOST:
-            raise RecordError(f"{name}={_short(given)} is not a whole number of at least {least:,}{_most(number)}.")
+            raise RecordError(f"{name}={_short(value)} is not a whole number of at least {least:,}{_most(number)}.")
         return number
 
     return check
 
 
-def seed(name: str, given: Any) -> int | None:
+def seed(name: str, value: Any) -> int | None:
     """A seed; True means seed 0, and False means none."""
-    if isinstance(given, bool):
-        return 0 if given else None
-    number = _number(given)
+    if isinstance(value, bool):
+        return 0 if value else None
+    number = _number(value)
     if number is None or not 0 <= number <= LARGEST_SEED:
-        raise RecordError(f"{name}={given!r} is not a seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
+        raise RecordError(f"{name}={value!r} is not a seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
     return number
 
 
 def size(least: int) -> Check:
     """A number of bytes, with a unit or without."""
 
-    def check(name: str, given: Any) -> int:
-        number = _bytes(given) if isinstance(given, str) else _number(given)
+    def check(name: str, value: Any) -> int:
+        number = _bytes(value) if isinstance(value, str) else _number(value)
         if number is None or not least <= number <= MOST:
             raise RecordError(
-                f"{name}={_short(given)} is not a size of at least {least:,} bytes{_most(number)}. Write a number, "
+                f"{name}={_short(value)} is not a size of at least {least:,} bytes{_most(number)}. Write a number, "
                 "'500 MB' or '2 GiB'."
             )
         return number
@@ -136,26 +136,26 @@ def size(least: int) -> Check:
 def step_selection(of: str) -> Check:
     """A selection of steps or ranks."""
 
-    def check(name: str, given: Any) -> StepSelection:
+    def check(name: str, value: Any) -> StepSelection:
         try:
-            return StepSelection.parse(given, of)
+            return StepSelection.parse(value, of)
         except UsageError as error:
             raise RecordError(f"{name}={error}") from None
 
     return check
 
 
-def part(name: str, given: Any) -> Part:
+def part(name: str, value: Any) -> Part:
     """A part of a tensor."""
     try:
-        return Part.parse(given)
+        return Part.parse(value)
     except UsageError as error:
         raise RecordError(f"{name}={error}") from None
 
 
-def functions(_: str, given: Any) -> FunctionList | None:
+def functions(_: str, value: Any) -> FunctionList | None:
     """A list of functions."""
-    return FunctionList.parse(given)
+    return FunctionList.parse(value)
 
 
 def _compile(name: str, pattern: str) -> None:
@@ -168,9 +168,9 @@ def _compile(name: str, pattern: str) -> None:
         ) from None
 
 
-def _short(given: object) -> str:
+def _short(value: object) -> str:
     try:
-        text = repr(given)
+        text = repr(value)
     except ValueError:  # Python refuses to write out numbers without end
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}…"
@@ -180,15 +180,15 @@ def _most(number: int | None) -> str:
     return f" and at most {MOST:,}" if number is not None and number > MOST else ""
 
 
-def _number(given: object) -> int | None:
+def _number(value: object) -> int | None:
     """A whole number; 1e9 is one too, which TOML and JSON read as a fraction."""
-    if isinstance(given, float) and given.is_integer():
-        return int(given)
-    return given if isinstance(given, int) and not isinstance(given, bool) else None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _bytes(given: str) -> int | None:
-    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
+def _bytes(value: str) -> int | None:
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", value.strip().lower())
     if match is None or match[2] not in _UNITS:
         return None
     try:
@@ -268,14 +268,14 @@ class Settings:
     queue_bytes: int = _setting(256 << 20, size(1 << 20))
 
     @classmethod
-    def check(cls, **given: Unpack[RecordingOptions]) -> Settings:
+    def check(cls, **options: Unpack[RecordingOptions]) -> Settings:
         """Settings from what a user wrote, or a RecordError that names the nearest right word.
 
         With `config`, the file's settings apply where none is given here.
         """
-        config = given.get("config")
+        config = options.get("config")
         in_file = checked(settings_in(config), f"In {config}: ") if config is not None else {}
-        return cls(**(in_file | checked(given)))
+        return cls(**(in_file | checked(options)))
 
     @property
     def wants_statistics(self) -> bool:
@@ -290,10 +290,10 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {one.name: one.metadata["check"] 
 """Every setting that a file may hold, with its check. Besides these, `config` names the file."""
 
 
-def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def checked(options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The checked values of the given settings. where: a prefix for errors, such as the name of a file."""
     values = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in CHECKS and name != "config":
             known = f"The settings are {', '.join(CHECKS)}."
             raise RecordError(f"{where}{name}={value!r} is not a setting.{did_you_mean(name, CHECKS) or f' {known}'}")
@@ -305,9 +305,9 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return values
 
 
-def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
+def with_absolute_paths(options: RecordingOptions) -> RecordingOptions:
     """The same settings with absolute paths: a program may change its folder before the files are read."""
-    settings = given.copy()
+    settings = options.copy()
     for name in ("config", "functions"):
         path = settings.get(name)
         if isinstance(path, str | os.PathLike):

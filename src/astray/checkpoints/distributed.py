@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from astray.checkpoints.pickles import Made, read_pickle
+from astray.checkpoints.pickles import PickledObject, read_pickle
 from astray.checkpoints.stored_tensor import (
     CheckpointContents,
     Files,
@@ -234,7 +234,7 @@ def _locate(name: str, spec: TensorSpec, chunks: tuple[TensorChunk, ...], files:
 
 def _class(made: Any) -> str:
     """The class of a record. Torch has moved some from module to module, never renamed them."""
-    if not isinstance(made, Made) or not made.called.startswith("torch.distributed."):
+    if not isinstance(made, PickledObject) or not made.called.startswith("torch.distributed."):
         raise ValueError
     return made.called.rpartition(".")[2]
 
@@ -245,7 +245,7 @@ def _fields(made: Any, cls: str, *names: str) -> list[Any]:
     return [_field(made, name) for name in names]
 
 
-def _field(made: Made, name: str) -> Any:
+def _field(made: PickledObject, name: str) -> Any:
     """A field of a record; None when it is missing."""
     return made.state.get(name)
 

@@ -1,9 +1,9 @@
 """Reads a pickle as data: nothing is imported or called, and only the containers of this module are built.
 
 A pickle is a program for a stack machine. The machine here runs it, except that a class or function stays a name
-(`Global`), and an object that would be made by calling it becomes a record of the call (`Made`). So any file can be
-read safely, a hostile one too; `torch_objects` then interprets what it knows. Only the binary opcodes are supported,
-which is all that torch has ever written.
+(`Global`), and an object that would be made by calling it becomes a record of the call (`PickledObject`). So any file
+can be read safely, a hostile one too; `torch_objects` then interprets what it knows. Only the binary opcodes are
+supported, which is all that torch has ever written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Persistent(NamedTuple):
 _NOTHING: list[Any] = []  # shared by all objects without items or members, which is nearly all; never changed
 
 
-class Made:
+class PickledObject:
     """An object that would be made by calling `what`, and then filled with `state`, `items` and `members`."""
 
     __slots__ = ("args", "items", "kwargs", "members", "state", "what")
@@ -172,7 +172,7 @@ class _Machine:
 
     def _append(self, values: list[Any]) -> None:
         target = self._stack[-1]
-        if isinstance(target, Made):
+        if isinstance(target, PickledObject):
             if target.members is _NOTHING:
                 target.members = []
             target.members.extend(values)
@@ -186,7 +186,7 @@ class _Machine:
     def _set(self, values: list[Any]) -> None:
         target = self._stack[-1]
         pairs = list(zip(values[::2], values[1::2], strict=True))
-        if isinstance(target, Made):
+        if isinstance(target, PickledObject):
             if target.items is _NOTHING:
                 target.items = []
             target.items.extend(pairs)
@@ -201,17 +201,17 @@ class _Machine:
         args, what = self.pop(), self.pop()
         if not isinstance(args, tuple):
             raise _Malformed("a call has no arguments")
-        self.put(Made(what, args))
+        self.put(PickledObject(what, args))
 
     def _new_with_keywords(self) -> None:
         kwargs, args, what = self.pop(), self.pop(), self.pop()
         if not isinstance(args, tuple):
             raise _Malformed("a call has no arguments")
-        self.put(Made(what, args, kwargs))
+        self.put(PickledObject(what, args, kwargs))
 
     def _build(self) -> None:
         state, target = self.pop(), self._stack[-1]
-        if isinstance(target, Made):
+        if isinstance(target, PickledObject):
             target.state = state  # that of other values is ignored
 
     def _global(self) -> None:

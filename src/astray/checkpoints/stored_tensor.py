@@ -3,8 +3,8 @@
 The readers of all formats describe tensors as `Stored` and give them in `CheckpointContents`. Values are read whole, or
 in blocks of bounded size in row-major order, so that a tensor of any size can be measured: at most one block is in
 memory at a time, plus as much again to pick its elements from. `Files` keeps a few files open and copies bytes out of
-them. It maps
-none into memory: pages of a mapped file count as memory of the process, and a mapped file that shrinks crashes it.
+them. It maps none into memory: pages of a mapped file count as memory of the process, and a mapped file that shrinks
+crashes it.
 """
 
 from __future__ import annotations

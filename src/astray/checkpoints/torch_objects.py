@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
-from astray.checkpoints.pickles import Global, Made, Persistent
+from astray.checkpoints.pickles import Global, Persistent, PickledObject
 from astray.checkpoints.stored_tensor import LONGEST, MOST_DIMENSIONS, Unread, extent, is_shape, printable
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
@@ -84,16 +84,16 @@ class StorageView(NamedTuple):
         return (self.offset + size) * DTYPES[self.dtype].itemsize if size else 0
 
 
-class FoundTensors(NamedTuple):
+class NamedContents(NamedTuple):
     """The content of a file by dotted names."""
 
     tensors: dict[str, StorageView]
     others: dict[str, object]
 
 
-def find_tensors(root: Any, where: str) -> FoundTensors:
+def find_tensors(root: Any, where: str) -> NamedContents:
     """Every tensor in a pickle, in order. A tensor that is the whole content is called `tensor`."""
-    found = FoundTensors({}, {})
+    found = NamedContents({}, {})
     walk = _Walk(where)
     for name, value in walk.entries(root, ()):
         dotted = ".".join(name) or "tensor"
@@ -148,7 +148,7 @@ class _Walk:
 
     def _leaf(self, value: Any) -> object:
         """A tensor, a plain value, or why it is not read."""
-        if isinstance(value, Made):
+        if isinstance(value, PickledObject):
             try:
                 tensor = _tensor(value)
             except _EXPECTED:
@@ -158,7 +158,7 @@ class _Walk:
             return Unread(_named(value))
         return value
 
-    def _unknown(self, made: Made) -> object:
+    def _unknown(self, made: PickledObject) -> object:
         if made.called == "torch.Size" and len(made.args) == 1:
             size = made.args[0]
             is_one = isinstance(size, list | tuple) and len(size) <= MOST_DIMENSIONS
@@ -173,11 +173,11 @@ class _Walk:
 
 def _width(value: Any) -> int:
     """How many values are visited to find the members of a value."""
-    if isinstance(value, Made):
+    if isinstance(value, PickledObject):
         state = value.state if isinstance(value.state, dict) else {}
         parts = (value.members, value.items, *value.args[:1], *(state.get(name) for name in _OF_MODULE))
-        return sum(map(_width, (part for part in parts if not isinstance(part, Made)))) + sum(
-            len(part.items) + len(part.members) for part in parts if isinstance(part, Made)
+        return sum(map(_width, (part for part in parts if not isinstance(part, PickledObject)))) + sum(
+            len(part.items) + len(part.members) for part in parts if isinstance(part, PickledObject)
         )
     return len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 0
 
@@ -195,7 +195,7 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
         return [(_key(key), item) for key, item in value.items()]
     if isinstance(value, list | tuple) and not isinstance(value, Global | Persistent):
         return [(str(place), item) for place, item in enumerate(value)]
-    if not isinstance(value, Made):
+    if not isinstance(value, PickledObject):
         return None
     module = _module_state(value)
     if module is not None:
@@ -208,7 +208,7 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
     return [(str(place), item) for place, item in enumerate(value.members)] if value.members else None
 
 
-def _module_state(made: Made) -> list[tuple[str, Any]] | None:
+def _module_state(made: PickledObject) -> list[tuple[str, Any]] | None:
     """The entries of `state_dict` for a module that was pickled whole; None when it is not a module.
 
     They are derived from its attributes, which name its parameters, buffers and modules.
@@ -229,7 +229,7 @@ def attributes(value: Any) -> dict[str, Any] | None:
 
     The parameters, buffers and modules that a module has registered are among them.
     """
-    if not isinstance(value, Made) or not isinstance(value.state, dict):
+    if not isinstance(value, PickledObject) or not isinstance(value.state, dict):
         return None
     own = {key: item for key, item in value.state.items() if isinstance(key, str)}
     return own | dict(_module_state(value) or ())
@@ -237,7 +237,7 @@ def attributes(value: Any) -> dict[str, Any] | None:
 
 def _set(value: Any) -> set[str]:
     """The names in a set, which is made of a list in pickles of protocol 2."""
-    members = value.args[0] if isinstance(value, Made) and value.args else value
+    members = value.args[0] if isinstance(value, PickledObject) and value.args else value
     return {name for name in members if isinstance(name, str)} if isinstance(members, list | set) else set()
 
 
@@ -251,7 +251,7 @@ def _key(key: Any) -> str:
 
 def _named(value: Any) -> str:
     """The class of a value, or the function that would make it."""
-    if isinstance(value, Made):
+    if isinstance(value, PickledObject):
         value = value.what
     if isinstance(value, Persistent):  # a class whose source was saved too
         value = value.id[1] if isinstance(value.id, tuple) and len(value.id) > 1 else None
@@ -260,13 +260,13 @@ def _named(value: Any) -> str:
     return printable(f"{value.module[:LONGEST]}.{value.name[:LONGEST]}")
 
 
-def _count_tensors(made: Made) -> tuple[int, int]:
+def _count_tensors(made: PickledObject) -> tuple[int, int]:
     """How many tensors an object contains, up to a limit of visited values, and how many were visited."""
     todo: list[Any] = [made]
     seen, count, visited = {id(made)}, 0, 0
     while todo and visited < MOST_COUNTED:
         value = todo.pop()
-        if isinstance(value, Made):
+        if isinstance(value, PickledObject):
             if value.called in _VIEWS:
                 count += 1
                 continue
@@ -277,13 +277,13 @@ def _count_tensors(made: Made) -> tuple[int, int]:
             inside = list(value) if isinstance(value, list | tuple) else []
         visited += 1 + len(inside)
         for item in inside:
-            if id(item) not in seen and isinstance(item, Made | dict | list | tuple):
+            if id(item) not in seen and isinstance(item, PickledObject | dict | list | tuple):
                 seen.add(id(item))
                 todo.append(item)
     return count, visited
 
 
-def _tensor(made: Made) -> StorageView | Unread | None:
+def _tensor(made: PickledObject) -> StorageView | Unread | None:
     """The tensor that an object stands for; None when it is something else."""
     what = made.called
     for _ in range(DEEPEST):
@@ -291,8 +291,8 @@ def _tensor(made: Made) -> StorageView | Unread | None:
             break
         if what == _SUBCLASS:  # a subclass of Tensor with the same values
             function, _, args = made.args[:3]
-            made = Made(function, tuple(args[:_MOST_ARGUMENTS]))
-        elif isinstance(made.args[0], Made):
+            made = PickledObject(function, tuple(args[:_MOST_ARGUMENTS]))
+        elif isinstance(made.args[0], PickledObject):
             made = made.args[0]
         else:
             return None
@@ -319,7 +319,7 @@ def _view(what: str, args: tuple[Any, ...]) -> StorageView | Unread:
 
 def sizes(value: Any) -> tuple[int, ...]:
     """The sizes of a torch.Size or a tuple. Raises ValueError for other values."""
-    if isinstance(value, Made) and value.called == "torch.Size":
+    if isinstance(value, PickledObject) and value.called == "torch.Size":
         value = value.args[0] if value.args else ()
     if len(value) > MOST_DIMENSIONS:
         raise ValueError
@@ -343,7 +343,7 @@ def dtype_name(value: Any) -> str:
 
 def _storage(value: Any) -> Storage | Unread:
     """The storage for the tuple that `torch.save` writes: ("storage", class, key, device, size)."""
-    if isinstance(value, Made) and len(value.args) == 1:  # a typed storage around an untyped one
+    if isinstance(value, PickledObject) and len(value.args) == 1:  # a typed storage around an untyped one
         value = value.args[0]
     if not isinstance(value, Persistent):
         raise ValueError

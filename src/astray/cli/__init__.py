@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from astray.cli import check, compare, convert, help, map, run, show, view
 from astray.errors import AstrayError
-from astray.formatting.terminal import COULD_NOT, tell
+from astray.formatting.terminal import COULD_NOT, print_note
 from astray.process import reason
 from astray.wording import printable
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _could_not(command: str, why: str) -> int:
-    tell(f"astray {command}: {printable(why)}")
+    print_note(f"astray {command}: {printable(why)}")
     return COULD_NOT
 
 

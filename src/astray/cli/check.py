@@ -21,7 +21,7 @@ from astray.cli.program import (
     run_program,
     settings_of,
 )
-from astray.formatting.terminal import COULD_NOT, tell
+from astray.formatting.terminal import COULD_NOT, print_note
 from astray.process import absolute, rank_and_world_size
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ class _ScriptGuard:
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code
         if guard is None:
-            tell(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
+            print_note(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
             return COULD_NOT
         self._end(guard, outcome.error)
         is_distributed = rank_and_world_size(os.environ)[1] > 1
         name = f"astray check, rank {guard.rank}" if is_distributed else "astray check"
-        tell(f"{name}: {guard.summary}.{look_hint(guard.trips)}")
+        print_note(f"{name}: {guard.summary}.{look_hint(guard.trips)}")
         if guard.trips:
             return FOUND
         saw_nothing = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks

@@ -121,7 +121,7 @@ def with_descending_sort(argv: Sequence[str]) -> list[str]:
 def main(options: argparse.Namespace) -> int:
     from astray.comparison.comparison import compare
     from astray.errors import AstrayError
-    from astray.formatting.terminal import Progress, say, table_width, wants_colour, width
+    from astray.formatting.terminal import Progress, print_report, table_width, wants_colour, width
     from astray.report.setup import render as render_setup
     from astray.report.text import render
     from astray.results.comparison import Comparison
@@ -140,7 +140,7 @@ def main(options: argparse.Namespace) -> int:
         raise
     comparison = Comparison.of(data)
     show = render_setup if options.setup else render
-    say(show(comparison, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
+    print_report(show(comparison, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     written = (
         (options.json, comparison.to_json),
         (options.junit, comparison.to_junit),
@@ -151,7 +151,7 @@ def main(options: argparse.Namespace) -> int:
             write(path)
             _report_written(f"{Path(path)}")
     if any(option is not None for option in (options.filter, options.sort, options.top)):
-        say("\n" + _rows(comparison, options))
+        print_report("\n" + _rows(comparison, options))
     _write_rows(comparison, options)
     return comparison.exit_code
 
@@ -179,7 +179,7 @@ def _check(options: argparse.Namespace) -> None:
 def _replicas(options: argparse.Namespace) -> int:
     from astray.comparison.ranks.replicas import compare_replicas, render
     from astray.errors import CompareError
-    from astray.formatting.terminal import say, width
+    from astray.formatting.terminal import print_report, width
 
     if not options.replicas or options.candidate is not None:
         raise CompareError("It takes two runs, REFERENCE and CANDIDATE, or one run and --replicas.")
@@ -191,7 +191,7 @@ def _replicas(options: argparse.Namespace) -> int:
     if unused:
         raise CompareError(f"--{unused[0]} does not go with --replicas, which is about one run.")
     replicas = compare_replicas(options.reference, steps=options.steps, sites=options.sites)
-    say(render(replicas, width=width()))
+    print_report(render(replicas, width=width()))
     return replicas.exit_code
 
 
@@ -253,6 +253,6 @@ def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 def _report_written(what: str) -> None:
-    from astray.formatting.terminal import tell
+    from astray.formatting.terminal import print_note
 
-    tell(f"written   {what}")
+    print_note(f"written   {what}")

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.formatting.terminal import Progress, say, tell
+    from astray.formatting.terminal import Progress, print_note, print_report
     from astray.steps import StepSelection
     from astray.store import open_run
     from astray.store.convert import convert
@@ -37,10 +37,10 @@ def main(options: argparse.Namespace) -> int:
     with Progress("converting") as progress:
         written = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)
     for problem in run.problems:
-        tell(f"note      {printable(problem)}")
+        print_note(f"note      {printable(problem)}")
     counts = {"step": written.steps, "rank": written.ranks, "call": written.calls, "tensor": written.tensors}
-    say(f"written   {written.path}: {', '.join(counted(count, noun) for noun, count in counts.items())}")
+    print_report(f"written   {written.path}: {', '.join(counted(count, noun) for noun, count in counts.items())}")
     for what, count in written.lost.most_common():
         times = f": {count:,} times" if count > 1 else ""
-        say(f"lost      {printable(what)}{times}")
+        print_report(f"lost      {printable(what)}{times}")
     return 0

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from astray.errors import UsageError
 from astray.formatting.page import BOLD, YELLOW, painted
-from astray.formatting.terminal import say, wants_colour, width
+from astray.formatting.terminal import print_report, wants_colour, width
 from astray.wording import did_you_mean
 
 PAGER = "less -FRX"  # which ends by itself when the page fits on the screen
@@ -61,7 +61,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def main(options: argparse.Namespace) -> int:
     pages = read_pages()
     if options.topic is None:
-        say(_listed(pages))
+        print_report(_listed(pages))
         return 0
     from astray.cli import parser
 
@@ -134,7 +134,7 @@ def _show(text: str) -> None:
         with contextlib.suppress(OSError, KeyboardInterrupt):
             subprocess.run(pager, input=text, text=True, encoding="utf-8", check=False)
             return
-    say(text)
+    print_report(text)
 
 
 # -- Markdown as text --------------------------------------------------------------------------------------------------

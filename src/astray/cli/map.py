@@ -22,14 +22,14 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     from astray.comparison.pair.mapping_draft import draft
-    from astray.formatting.terminal import say, tell
+    from astray.formatting.terminal import print_note, print_report
     from astray.store import open_run
     from astray.wording import as_utf8
 
     mapping = draft(open_run(options.reference), open_run(options.candidate))
     if options.output is None:
-        say(str(mapping))
+        print_report(str(mapping))
     else:
         Path(options.output).write_bytes(as_utf8(f"{mapping}\n"))
-        tell(f"written   {options.output}")
+        print_note(f"written   {options.output}")
     return 0

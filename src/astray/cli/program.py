@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, RecordingOptions, Settings
 from astray.errors import AstrayError, UsageError
-from astray.formatting.terminal import tell
+from astray.formatting.terminal import print_note
 from astray.process import absolute
 
 if TYPE_CHECKING:
@@ -237,16 +237,16 @@ class TripPrinter:
         self._printed.append(trip)
         if self.may_stop and trip.what != "signal":  # which ends it anyway
             self.may_stop = False  # only once: a script that catches it goes on
-            tell(f"{as_options(trip.text)}\n")  # where to look closer is printed at the end
+            print_note(f"{as_options(trip.text)}\n")  # where to look closer is printed at the end
             raise Tripped(trip)
-        tell(f"{as_options(str(trip))}\n")
+        print_note(f"{as_options(str(trip))}\n")
 
     def print_rest(self, trips: Iterable[Trip]) -> None:
         """Prints the trips that were not printed because the script was stopped before."""
         for trip in trips:
             if trip not in self._printed:
                 self._printed.append(trip)
-                tell(f"{as_options(trip.text)}\n")
+                print_note(f"{as_options(trip.text)}\n")
 
 
 def look_hint(trips: Iterable[Trip]) -> str:

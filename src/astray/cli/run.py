@@ -25,7 +25,7 @@ from astray.cli.program import (
     settings_of,
 )
 from astray.errors import UsageError
-from astray.formatting.terminal import tell
+from astray.formatting.terminal import print_note
 from astray.process import absolute, relative_to_cwd
 from astray.wording import counted
 
@@ -116,7 +116,7 @@ def _choose_folder(options: argparse.Namespace) -> None:
     options.output = str(folder)
     misplaced = [word for word in _misplaced(options) if word in ("-o", "--output")]
     why = f" {_misplaced_hint(misplaced[0], options)}" if misplaced else ""
-    tell(f"astray: recording into {folder}.{why}")
+    print_note(f"astray: recording into {folder}.{why}")
 
 
 def _misplaced(options: argparse.Namespace) -> list[str]:
@@ -132,7 +132,7 @@ def _print_misplaced_hint(options: argparse.Namespace) -> None:
     """A hint for a program that has ended in an error: it may not know an option that was meant for astray."""
     misplaced = [word for word in _misplaced(options) if word not in ("-h", "--help")]
     if misplaced:
-        tell(f"astray: {_misplaced_hint(misplaced[0], options)}")
+        print_note(f"astray: {_misplaced_hint(misplaced[0], options)}")
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -200,7 +200,7 @@ class _ScriptRecording:
             guard=None if options.guard is None else {"on": self._printer, "spike": options.spike},
             **self._settings,
         )
-        recorder.report_forecast = lambda text: tell(f"astray: {text}")
+        recorder.report_forecast = lambda text: print_note(f"astray: {text}")
         self._recorder = recorder.start()
 
     def is_ours(self, error: BaseException) -> bool:
@@ -215,7 +215,9 @@ class _ScriptRecording:
         notes = self._children.notes() if self._children is not None else []
         if self._recorder is None:
             if not self._gather(notes):
-                tell(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
+                print_note(
+                    f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}."
+                )
             return 0 if any(note.why is None for note in notes) else 2
         guard = self._recorder.guard
         has_stopped, self._printer.may_stop = self._options.guard == "raise" and not self._printer.may_stop, False
@@ -227,9 +229,9 @@ class _ScriptRecording:
 
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.is_incomplete):
-            tell(f"astray: {self._recorder.summary()}")
+            print_note(f"astray: {self._recorder.summary()}")
         if guard is not None and guard.has_seen_any:
-            tell(f"astray: {guard.summary}.{look_hint(guard.trips)}")
+            print_note(f"astray: {guard.summary}.{look_hint(guard.trips)}")
         return int(has_stopped)
 
     def _why_nothing(self, outcome: Outcome, notes: list[Note]) -> str:
@@ -250,13 +252,13 @@ class _ScriptRecording:
         own = self._recorder.calls if self._recorder is not None else 0
         is_one = children.gather(notes, has_own=own > 0)
         if ranks and is_one:
-            tell(f"astray: {children.summary(len(ranks) + (own > 0))}")
+            print_note(f"astray: {children.summary(len(ranks) + (own > 0))}")
         elif ranks:
             number = counted(len(ranks), "rank")
-            tell(
+            print_note(
                 f"astray: {number} in child processes are a run of their own, {relative_to_cwd(children.folder)}, "
                 "since the process that started them has called modules too."
             )
         for note in [note for note in notes if note.why is not None][:_MOST_REASONS]:
-            tell(f"astray: process {note.process} called modules and was not recorded: {note.why}.")
+            print_note(f"astray: process {note.process} called modules and was not recorded: {note.why}.")
         return bool(ranks) and is_one

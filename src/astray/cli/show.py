@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
         return _risk(options)
     if options.sort is not None and options.sort not in SORTABLE:
         raise UsageError(f"--sort {options.sort} goes with --risk. Tensors are sorted by {', '.join(SORTABLE)}.")
-    from astray.formatting.terminal import say, table_width, wants_colour, width
+    from astray.formatting.terminal import print_report, table_width, wants_colour, width
     from astray.report.listing import ListingOptions, render
     from astray.steps import StepSelection
     from astray.store import open_run
@@ -77,12 +77,14 @@ def main(options: argparse.Namespace) -> int:
         top=options.top,
     )
     colour = wants_colour(sys.stdout)
-    say(render(open_run(options.run), listing_options, width=width(), table_width=table_width(), colour=colour))
+    print_report(
+        render(open_run(options.run), listing_options, width=width(), table_width=table_width(), colour=colour)
+    )
     return 0
 
 
 def _alarms(options: argparse.Namespace) -> int:
-    from astray.formatting.terminal import say, wants_colour, width
+    from astray.formatting.terminal import print_report, wants_colour, width
     from astray.nonfinite.findings import alarms, render
     from astray.store import CheckpointData, open_run
 
@@ -93,12 +95,12 @@ def _alarms(options: argparse.Namespace) -> int:
             "tensors that hold NaN, and --sort inf those with infinity."
         )
     findings = alarms(run, options.rank, options.steps)
-    say(render(findings, width=width(), colour=wants_colour(sys.stdout)))
+    print_report(render(findings, width=width(), colour=wants_colour(sys.stdout)))
     return 1 if findings else 0
 
 
 def _risk(options: argparse.Namespace) -> int:
-    from astray.formatting.terminal import say, table_width, wants_colour, width
+    from astray.formatting.terminal import print_report, table_width, wants_colour, width
     from astray.headroom.report import RiskOptions, render
     from astray.headroom.risk import risk
     from astray.steps import StepSelection
@@ -115,5 +117,7 @@ def _risk(options: argparse.Namespace) -> int:
     risk_options = RiskOptions(
         match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top
     )
-    say(render(result, risk_options, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
+    print_report(
+        render(result, risk_options, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout))
+    )
     return 0

@@ -195,7 +195,7 @@ class Divergence:
         return self.seen or self.place
 
     @property
-    def whose(self) -> str:
+    def judged_name(self) -> str:
         """What is judged, in words, where it is not the tensor that is shown: "its parameter `weight`"."""
         judged = self.judged
         if judged == self.place:
@@ -213,7 +213,7 @@ class Divergence:
             given=self.given,
             rule=self.rule,
             siblings=self.siblings,
-            of=self.whose,
+            of=self.judged_name,
             by=self.measured_by if self.judged == self.place else "",
             furthest=self.furthest,
         )

@@ -37,8 +37,8 @@ def _why_nothing(run: RunData) -> str | None:
     if run.problems:
         return run.problems[0]
     ends = [rank.end for rank in run.ranks.values()]
-    said = [one.why for end in ends if end is not None for one in end.missed if one.what == ANY_CALL]
-    return f"Nothing was recorded: {said[0]}." if said else None
+    reasons = [one.why for end in ends if end is not None for one in end.missed if one.what == ANY_CALL]
+    return f"Nothing was recorded: {reasons[0]}." if reasons else None
 
 
 def nothing_shared(reference: RunData, candidate: RunData, matching: Matching) -> str:
@@ -54,16 +54,16 @@ def nothing_shared(reference: RunData, candidate: RunData, matching: Matching) -
 
 
 def different_settings(reference: RunData, candidate: RunData) -> list[str]:
-    """What the two recordings were asked for and not alike, and what to do; nothing where one does not tell."""
+    """Which settings of the two recordings differ, and what to do; empty where none does or one run lacks them."""
     rows, kept = (list(_differing_settings(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
     if not rows and not kept:
         return []
-    said = f"The two were recorded with different settings: {'; '.join([*rows, *kept])}."
+    text = f"The two were recorded with different settings: {'; '.join([*rows, *kept])}."
     if rows:
-        said += " What only one was asked for is only in that run: record both with the same settings."
+        text += " What only one was asked for is only in that run: record both with the same settings."
     else:
-        said += " They are compared by what both have kept; to compare by more, record both with the same."
-    return [said]
+        text += " They are compared by what both have kept; to compare by more, record both with the same."
+    return [text]
 
 
 def _differing_settings(reference: RunData, candidate: RunData, names: Sequence[str]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def nothing_comparable(pairs: int) -> str:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Sorted distinct numbers, as a reader says them.
+    """Sorted distinct numbers, as people write them.
 
     >>> span([0, 1, 2, 3]), span([7]), span([0, 2, 4]), span([])
     ('0–3', '7', '0, 2, 4', 'none')
@@ -200,10 +200,10 @@ def _advice(reference: RunData, candidate: RunData, matching: Matching) -> str:
         return "They share no step: record the same steps, or shift the candidate's with --offset."
     levels = [_levels(run) for run in (reference, candidate)]
     if all(levels) and not set(levels[0]) & set(levels[1]):
-        kinds = [" and ".join(f"{level}s" for level in found) for found in levels]
-        return f"The reference tells of {kinds[0]} and the candidate of {kinds[1]}: record both with the same level."
-    if asked := different_settings(reference, candidate):
-        return asked[0]
+        kinds = [" and ".join(f"{level}s" for level in side) for side in levels]
+        return f"The reference has rows of {kinds[0]} and the candidate of {kinds[1]}: record both with the same level."
+    if settings := different_settings(reference, candidate):
+        return settings[0]
     if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:
         return frameworks
     if not set(_sites(reference)) & {matching.mapping.site(site) for site in _sites(candidate)}:

@@ -150,7 +150,8 @@ SENTENCES = {
     Reason.MEAN: "taken for the mean over micro steps",
     Reason.SUM: "taken for the sum over micro steps",
     Reason.VARIES: "it changes between micro steps; what the first of them saw was compared",
-    Reason.NO_BATCH: "each micro step has its own, which is no part of the batch: what the whole would have is unknown",
+    Reason.NO_BATCH: "each micro step has its own, which is not part of the batch: what the whole would have is "
+    "unknown",
     Reason.NO_SUM: "each micro step gives a share, and statistics do not tell their sum: record with keep='tensors'",
     Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }
@@ -215,8 +216,8 @@ class Judgement:
         for name in DECIDED:
             getattr(self, name)[at] = getattr(decided, name)
 
-    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
-        for name, column in found.items():
+    def keep_metrics(self, at: Ints, metrics: dict[str, Floats]) -> None:
+        for name, column in metrics.items():
             if not self.metrics[name].flags.writeable:
                 self.metrics[name] = self.metrics[name].copy()
             self.metrics[name][at] = column

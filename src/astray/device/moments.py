@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Rows = npt.NDArray[np.float64]
+MomentRows = npt.NDArray[np.float64]
 
 MOST_ROWS = 256
 """Rows that a tensor is measured in at most: enough for every processor of a large GPU when it is alone."""
@@ -82,7 +82,7 @@ def stretches(memory: Sequence[tuple[int, int]]) -> tuple[npt.NDArray[np.int64],
     return np.concatenate(parts), counts
 
 
-def merged(rows: Rows, counts: Sequence[int]) -> Rows:
+def merged(rows: MomentRows, counts: Sequence[int]) -> MomentRows:
     """The rows of each tensor as one: what `stats.moments.merge` gives, of all tensors at once."""
     starts = np.cumsum([0, *counts[:-1]])
     add = np.add.reduceat

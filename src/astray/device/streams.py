@@ -274,7 +274,7 @@ class Chunks:
             event = self._device.fetch(chunk.host.memory[part], chunk.slot.memory[part], chunk.marks.values())
             chunk.segment.sent = True
             chunk.segment.arrived = chunk.slot.free = event
-            chunk.sent, chunk.marks, chunk.segment = chunk.filled, {}, _Segment()
+            chunk.sent, chunk.marks, chunk.segment = chunk.filled, {}, _ChunkSegment()
 
     def _piece(self, chunk: _Chunk, start: int) -> BytePiece:
         """What the writer gets: the bytes, how to wait for them, and how to release them."""
@@ -329,7 +329,7 @@ class _Slot:
         return view
 
 
-class _Segment:
+class _ChunkSegment:
     """The part of a chunk that goes to the host in one copy, complete once the event `arrived` has happened."""
 
     __slots__ = ("arrived", "sent")
@@ -350,7 +350,7 @@ class _Chunk:
         self.filled = self.sent = 0
         self.users = 0  # pieces not released
         self.closed = False
-        self.segment = _Segment()
+        self.segment = _ChunkSegment()
         self.marks: dict[Any, Any] = {}  # by stream, the event that its copies into the chunk are done
         self._free = slot.free
         self._entered: set[Any] = set()  # streams

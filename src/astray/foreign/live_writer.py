@@ -31,7 +31,7 @@ from astray.store.writing.step_buffer import BufferedStep, RowBlock
 if TYPE_CHECKING:
     from astray.records import Frame
 
-SYNC_SECONDS = 0.2  # rows wait no longer than this for the files to tell of them
+SYNC_SECONDS = 0.2  # rows wait no longer than this to be in the files
 SYNC_SHARE = 10  # unless to bring them up to date takes a tenth of the time or more
 SEEN_BYTES = 128 << 20  # of values that were translated and may be met again, in the rows of the next call
 

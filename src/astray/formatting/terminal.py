@@ -29,12 +29,12 @@ def table_width() -> int:
     return _UNLIMITED
 
 
-def say(text: str) -> None:
+def print_report(text: str) -> None:
     """Prints a report. See `_print` for characters that the output cannot show."""
     _print(text, sys.stdout)
 
 
-def tell(text: str) -> None:
+def print_note(text: str) -> None:
     """Prints on stderr what is not a part of a report: notes, files that were written, why something failed."""
     _print(text, sys.stderr)
 

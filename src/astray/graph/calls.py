@@ -113,17 +113,17 @@ class CallTree:
         self._find_elsewhere(found, wanted[found[wanted] < 0], forward, module[site])
         return found
 
-    def _find_elsewhere(self, found: Ints, wanted: Ints, forward: Ints, module: Ints) -> None:
+    def _find_elsewhere(self, owners: Ints, missing: Ints, forward: Ints, module: Ints) -> None:
         """Fill in owners that were called in no such micro step."""
         steps, seq = self.calls.numbers("step"), self.calls.numbers("seq")
         sites = self.calls.coded("site").codes
         called: dict[tuple[int, int], list[int]] = {}
-        for call in forward[np.isin(sites[forward], module[wanted])].tolist():
+        for call in forward[np.isin(sites[forward], module[missing])].tolist():
             called.setdefault((int(steps[call]), int(sites[call])), []).append(call)
-        for row in wanted.tolist():
+        for row in missing.tolist():
             before = [c for c in called.get((int(steps[row]), int(module[row])), ()) if seq[c] < seq[row]]
             trained = [call for call in before if self.backward[call] >= 0]
-            found[row] = max(trained or before, key=lambda call: int(seq[call]), default=NO_ROW)
+            owners[row] = max(trained or before, key=lambda call: int(seq[call]), default=NO_ROW)
 
     # -- of single calls ---------------------------------------------------------------------------------------------
 

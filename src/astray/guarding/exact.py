@@ -41,7 +41,7 @@ class ExactFlightRecorder(FlightRecorder):
         super().__init__(*args, **named)
 
     @property
-    def lanes(self) -> None:
+    def row_buffers(self) -> None:
         """None, so that every row comes through `call_row` and `tensor_row`."""
 
     def call_row(self, row: Any) -> None:

@@ -157,23 +157,23 @@ def _fields_of(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) ->
     return (by_update.ratio, by_gradient.ratio, unmoved, with_gradient, still_steps, watched_steps, *by_update[1:])
 
 
-class _Last(NamedTuple):
+class _LastMotion(NamedTuple):
     ratio: float
     weight: int
     other: int
 
 
-def _last(at: dict[str, npt.NDArray[Any]], steps: _Steps, rows: Ints) -> _Last:
+def _last(at: dict[str, npt.NDArray[Any]], steps: _Steps, rows: Ints) -> _LastMotion:
     """The smallest ratio of the norms of some rows to those of their weights, in the last step that has one."""
     known = (rows >= 0) & (at["l2"][steps.weight] > 0) & np.isfinite(at["l2"][rows])
     if not known.any():
-        return _Last(float("nan"), -1, -1)
+        return _LastMotion(float("nan"), -1, -1)
     known &= steps.step == steps.step[known].max()
     weights, others = steps.weight[known], rows[known]
     with np.errstate(over="ignore"):  # a damaged norm may be nearly 0
         ratios = at["l2"][others] / at["l2"][weights]
     least = int(np.argmin(ratios))
-    return _Last(float(ratios[least]), int(weights[least]), int(others[least]))
+    return _LastMotion(float(ratios[least]), int(weights[least]), int(others[least]))
 
 
 def _changed(observations: Observations, before: Ints, after: Ints) -> Ints:

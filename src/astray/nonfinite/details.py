@@ -72,15 +72,15 @@ class _OriginDescriber:
         )
 
     def _case(
-        self, event: Event, offenders: tuple[TensorSummary, ...], given: tuple[TensorSummary, ...], before: str
+        self, event: Event, offenders: tuple[TensorSummary, ...], inputs: tuple[TensorSummary, ...], before: str
     ) -> OriginCase:
         rows, forward = self.rows, self._forward(event.call)
         return OriginCase(
             event=event.kind,
             function=function_of(rows.types[event.call]),
             phase=rows.phases[event.call],
-            given=[tensor for tensor in given if not tensor.forward],
-            forward=[tensor for tensor in given if tensor.forward],
+            given=[tensor for tensor in inputs if not tensor.forward],
+            forward=[tensor for tensor in inputs if tensor.forward],
             made=offenders,
             args=rows.calls["args"][event.call if forward == NO_ROW else forward],
             flushed=self._underflow(event.call) if event.kind == "produced" else "",

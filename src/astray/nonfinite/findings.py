@@ -226,12 +226,12 @@ def merged(findings: Iterable[StepFindings], runs: Mapping[int, RankRun]) -> lis
     an origin only if no rank has put infinities into it; otherwise the origin on that rank has reached the others. The
     same holds for an update whose gradients were averaged over ranks by code that was not recorded.
     """
-    ordered = sorted(findings, key=lambda each: (each.step, each.rank))
+    ordered = sorted(findings, key=lambda step_findings: (step_findings.step, step_findings.rank))
     alarms: list[Alarm] = []
-    for each in ordered:
-        for alarm in each.alarms:
+    for step_findings in ordered:
+        for alarm in step_findings.alarms:
             if not _is_from_another_rank(alarm, ordered):
-                _add_or_join(alarms, alarm, runs[each.rank])
+                _add_or_join(alarms, alarm, runs[step_findings.rank])
     return [_with_reached(alarm, ordered) for alarm in alarms]
 
 

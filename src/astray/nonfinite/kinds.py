@@ -124,7 +124,7 @@ def _bad_input(case: OriginCase) -> AccidentKind:
     return AccidentKind(
         "bad input",
         f"It was given {counts(case.result)} in {case.result.name}, and no recorded call has made them.",
-        "Look at the data of this step and at what prepares it; or at memory that nobody filled (torch.empty).",
+        "Look at the data of this step and at what prepares it; or at memory that was never filled (torch.empty).",
     )
 
 
@@ -140,7 +140,7 @@ def _memory(case: OriginCase) -> AccidentKind:
     return AccidentKind(
         "uninitialised memory",
         f"Its {case.result.name} holds {counts(case.result)}. No recorded call has made it, nor was the module around"
-        " given it: it is memory that nobody filled (torch.empty), or was written past torch (by numpy, say).",
+        " given it: it is memory that was never filled (torch.empty), or was written past torch (by numpy, say).",
         "Look at where that tensor is created.",
     )
 

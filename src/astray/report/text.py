@@ -137,14 +137,14 @@ def _furthest(comparison: ComparisonData, first: Divergence) -> str:
 
 def error_of(divergence: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
-    judged, whose = divergence.judged, divergence.whose
+    judged, judged_name = divergence.judged, divergence.judged_name
     if math.isfinite(divergence.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
-        parts = [divergence.explained, *([] if whose else _metrics(divergence)), *_remarks(judged)]
-    elif whose:
-        parts = [f"{whose}: {'; '.join(_remarks(judged)) or _amount(divergence, judged.error)}"]
+        parts = [divergence.explained, *([] if judged_name else _metrics(divergence)), *_remarks(judged)]
+    elif judged_name:
+        parts = [f"{judged_name}: {'; '.join(_remarks(judged)) or _amount(divergence, judged.error)}"]
     else:
         return _unexplained(divergence)
-    if whose and divergence.role and math.isfinite(divergence.error):
+    if judged_name and divergence.role and math.isfinite(divergence.error):
         parts.append(f"its {divergence.place.tensor} is off by {_amount(divergence, divergence.error)}")
     return "; ".join(parts)
 
@@ -159,7 +159,7 @@ def _unexplained(divergence: Divergence) -> str:
         return f"{reference.dtype} against {candidate.dtype}, which are different kinds of number"
     if divergence.verdict == Verdict.NON_FINITE.label:
         counts = f"{figures.non_finite(reference.statistics)} against {figures.non_finite(candidate.statistics)}"
-        return f"elements that are no finite numbers: {counts}"
+        return f"elements that are not finite: {counts}"
     if math.isnan(divergence.error) and SENTENCES[Reason.SAME_STATISTICS] in place.reason:
         return "the values differ in a way the statistics do not show; record with keep='tensors' to see how"
     if math.isnan(divergence.error):
@@ -202,10 +202,10 @@ def why_bits_count(divergence: Divergence) -> list[str]:
     """Which bits differ where the runs should be bit-identical, and why that counts; empty where more is wrong."""
     if divergence.judged.verdict in _WITHOUT_SIZE:
         return []
-    what = f"{divergence.whose}: " if divergence.whose else ""
+    what = f"{divergence.judged_name}: " if divergence.judged_name else ""
     different, ulp = divergence.metrics.get("different"), divergence.metrics.get("max_ulp")
     elements = figures.counted(math.prod(divergence.reference.shape), "element")
-    if divergence.whose or different is None or different == 0:
+    if divergence.judged_name or different is None or different == 0:
         bits = f"{what}fingerprints differ, so at least one bit does"
     else:
         bits = f"{different:,.0f} of {elements} {'has' if different == 1 else 'have'} other bits"

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from astray.errors import StateError
-from astray.state.mapping import Computed, StateMapping, Value, ValueSpec, placeholder
+from astray.state.mapping import ComputedMapping, StateMapping, Value, ValueSpec, placeholder
 from astray.state.naming import check_same
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             result = call(name, [_tensor(placeholder(state.spec(name))) for state in states])
             return ValueSpec(tuple(result.shape), result.dtype)
 
-        return first._with_values(Computed(first, make, spec))
+        return first._with_values(ComputedMapping(first, make, spec))
     return _collected(first, title, {name: make(name) for name in first})
 
 

@@ -57,7 +57,7 @@ class InBlocks(Lazy, Protocol):
         ...
 
 
-class Computed(Mapping[str, Value]):
+class ComputedMapping(Mapping[str, Value]):
     """Values that a function makes, at each access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Value], spec: Callable[[str], ValueSpec]) -> None:
@@ -83,7 +83,7 @@ class Computed(Mapping[str, Value]):
         return self._spec(name)
 
 
-class RenamedBlocks(Computed):
+class RenamedBlocks(ComputedMapping):
     """Some of the values of a mapping that can be read in blocks, under other names: new → old."""
 
     def __init__(self, names: Mapping[str, str], values: InBlocks) -> None:
@@ -224,7 +224,7 @@ class StateMapping(MutableMapping[str, Value]):
         values = self._values
         if isinstance(values, InBlocks):
             return RenamedBlocks(names, values)
-        return Computed(names, lambda name: values[names[name]], lambda name: spec_of(values, names[name]))
+        return ComputedMapping(names, lambda name: values[names[name]], lambda name: spec_of(values, names[name]))
 
     def _with_values(self, values: Mapping[str, Value], name: str | None = None) -> StateDict:
         """A state of other values, with the same `dtype`."""

@@ -17,7 +17,7 @@ import torch
 from astray.errors import CheckpointError, StateError
 from astray.state.algebra import Algebra
 from astray.state.describe import StatisticsTable, described
-from astray.state.mapping import Computed, StateMapping, Value, ValueSpec, spec_of
+from astray.state.mapping import ComputedMapping, StateMapping, Value, ValueSpec, spec_of
 from astray.state.measuring import is_sharded
 from astray.state.naming import Pattern, matching, unwrapped_names, warn
 from astray.state.plots import Plots
@@ -81,7 +81,7 @@ class StateDict(Algebra, Reductions, Plots):
             return own._replace(dtype=own.dtype and (dtype or own.dtype))
 
         if self.lazy:
-            self._values = Computed(values, lambda name: moved(values[name]), spec)
+            self._values = ComputedMapping(values, lambda name: moved(values[name]), spec)
         else:
             self._values = {name: moved(self[name]) for name in self}
         self.dtype = dtype or self.dtype

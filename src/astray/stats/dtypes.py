@@ -37,7 +37,7 @@ class DType(NamedTuple):
     safetensors: str | None
 
 
-class _Format(NamedTuple):
+class _FloatFormat(NamedTuple):
     """The bits of a float: sign, exponent, mantissa; how its exponent is biased, and which patterns are not numbers."""
 
     exponent: int
@@ -49,15 +49,15 @@ class _Format(NamedTuple):
 
 
 _FORMATS = {
-    "float64": _Format(11, 52, 1023, "ieee"),
-    "float32": _Format(8, 23, 127, "ieee"),
-    "float16": _Format(5, 10, 15, "ieee"),
-    "bfloat16": _Format(8, 7, 127, "ieee"),
-    "float8_e4m3fn": _Format(4, 3, 7, "fn"),
-    "float8_e5m2": _Format(5, 2, 15, "ieee"),
-    "float8_e4m3fnuz": _Format(4, 3, 8, "fnuz"),
-    "float8_e5m2fnuz": _Format(5, 2, 16, "fnuz"),
-    "float8_e8m0fnu": _Format(8, 0, 127, "e8m0"),
+    "float64": _FloatFormat(11, 52, 1023, "ieee"),
+    "float32": _FloatFormat(8, 23, 127, "ieee"),
+    "float16": _FloatFormat(5, 10, 15, "ieee"),
+    "bfloat16": _FloatFormat(8, 7, 127, "ieee"),
+    "float8_e4m3fn": _FloatFormat(4, 3, 7, "fn"),
+    "float8_e5m2": _FloatFormat(5, 2, 15, "ieee"),
+    "float8_e4m3fnuz": _FloatFormat(4, 3, 8, "fnuz"),
+    "float8_e5m2fnuz": _FloatFormat(5, 2, 16, "fnuz"),
+    "float8_e8m0fnu": _FloatFormat(8, 0, 127, "e8m0"),
 }
 
 _STORAGE = {"float64": "f8", "float32": "f4", "float16": "f2", "bfloat16": "u2"}
@@ -147,7 +147,7 @@ def decode_table(name: str) -> npt.NDArray[np.float64]:
     return table
 
 
-def _value(pattern: int, form: _Format) -> float:
+def _value(pattern: int, form: _FloatFormat) -> float:
     """The value of one 8-bit pattern, from the definition of its format."""
     if form.specials == "e8m0":
         return float("nan") if pattern == 0xFF else 2.0 ** (pattern - form.bias)

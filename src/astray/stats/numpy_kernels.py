@@ -69,7 +69,7 @@ def _values(view: Array, dtype: str) -> Iterator[Floats]:
 # --- moments ---
 
 
-class _Moments(NamedTuple):
+class _MeanStdNorm(NamedTuple):
     mean: float
     std: float
     l2: float
@@ -81,7 +81,7 @@ def _scale(absmax: float) -> float:
     return math.ldexp(1.0, -min(max(exponent, -1000), 1000))
 
 
-def _moments(blocks: _Finite | _FiniteSide, count: int, scale: float) -> _Moments:
+def _moments(blocks: _Finite | _FiniteSide, count: int, scale: float) -> _MeanStdNorm:
     """Mean, population std and norm of `count` finite numbers, in two passes over them."""
     mean = math.fsum(float(np.sum(block * scale)) for block in blocks) / count
     squares, drift = [], []
@@ -93,7 +93,7 @@ def _moments(blocks: _Finite | _FiniteSide, count: int, scale: float) -> _Moment
     m2 = max(math.fsum(squares) - rest * rest / count, 0.0)
     mean += rest / count
     results = mean, math.sqrt(m2 / count), math.sqrt(m2 + count * mean * mean)
-    return _Moments(*(_unscale(value, scale) for value in results))
+    return _MeanStdNorm(*(_unscale(value, scale) for value in results))
 
 
 class _Finite:
@@ -145,7 +145,7 @@ def _first_bad(view: Array, dtype: str, shard: ShardPosition | None) -> tuple[in
     return None, None
 
 
-def _exact_if_constant(moments: _Moments, low: float, high: float) -> _Moments:
+def _exact_if_constant(moments: _MeanStdNorm, low: float, high: float) -> _MeanStdNorm:
     """When all elements are equal the mean is that element and nothing spreads, whatever rounding says."""
     return moments._replace(mean=low, std=0.0) if low == high else moments
 
@@ -195,7 +195,7 @@ def _weigh(block: Array, index: npt.NDArray[np.uint64], itemsize: int) -> int:
 # --- contrast ---
 
 
-class _Pairs:
+class _PairBlocks:
     """The pairs of two tensors, in blocks."""
 
     def __init__(self, reference: Strided, candidate: Strided) -> None:
@@ -222,7 +222,7 @@ class _Pairs:
 class _FiniteSide:
     """One side of the finite pairs, as blocks that `_moments` can iterate twice."""
 
-    def __init__(self, pairs: _Pairs, side: int) -> None:
+    def __init__(self, pairs: _PairBlocks, side: int) -> None:
         self.pairs, self.side = pairs, side
 
     def __iter__(self) -> Iterator[Floats]:
@@ -256,10 +256,10 @@ class _Peak:
             self.value, self.index = top, int(index[int(values.argmax())])
 
 
-class _Errors:
+class _ErrorSums:
     """What the first pass over the pairs accumulates."""
 
-    def __init__(self, pairs: _Pairs, rtol: float, atol: float) -> None:
+    def __init__(self, pairs: _PairBlocks, rtol: float, atol: float) -> None:
         self.pairs, self.rtol, self.atol = pairs, rtol, atol
         self.count: Counter[str] = Counter()
         self.ranges = _Range(), _Range()
@@ -323,8 +323,8 @@ class _Errors:
 def contrast(reference: Strided, candidate: Strided, rtol: float, atol: float) -> Contrast:
     """See `astray.stats.kernels.contrast`."""
     with np.errstate(all="ignore"):
-        pairs = _Pairs(reference, candidate)
-        errors = _Errors(pairs, rtol, atol)
+        pairs = _PairBlocks(reference, candidate)
+        errors = _ErrorSums(pairs, rtol, atol)
         count, some, ratios = errors.count, errors.count["finite"] > 0, errors.count["rel_count"] > 0
         r, c = (_side_moments(pairs, side, errors) if some else (None, None, None) for side in (0, 1))
         dot, cosine, l2_error = _products(pairs, errors) if some else (None, None, None)
@@ -362,7 +362,7 @@ def contrast(reference: Strided, candidate: Strided, rtol: float, atol: float) -
     )
 
 
-def _side_moments(pairs: _Pairs, side: int, errors: _Errors) -> _Moments:
+def _side_moments(pairs: _PairBlocks, side: int, errors: _ErrorSums) -> _MeanStdNorm:
     span = errors.ranges[side]
     moments = _moments(_FiniteSide(pairs, side), errors.count["finite"], _scale(span.absmax))
     return _exact_if_constant(moments, span.low + 0.0, span.high + 0.0)
@@ -376,7 +376,7 @@ def _total(parts: list[float]) -> float:
         return math.inf
 
 
-def _products(pairs: _Pairs, errors: _Errors) -> tuple[float, float | None, float]:
+def _products(pairs: _PairBlocks, errors: _ErrorSums) -> tuple[float, float | None, float]:
     """dot, cosine, and the norm of the error, each from numbers scaled near 1."""
     r_scale, c_scale = (_scale(span.absmax) for span in errors.ranges)
     # A difference of two huge numbers may overflow; 2⁻¹⁰⁰⁰ of it does not.
@@ -416,7 +416,7 @@ MANY_ROWS = 8
 
 def slice_errors(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int, float] | None:
     """See `astray.stats.kernels.slice_errors`."""
-    pairs = _Pairs(reference, candidate)
+    pairs = _PairBlocks(reference, candidate)
     shape = pairs.views[0].shape
     dims = [dim for dim, size in enumerate(reference.shape) if size > 1 and math.prod(shape) // size >= LEAST_SLICE]
     if not dims:

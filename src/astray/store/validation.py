@@ -89,17 +89,17 @@ def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction
     """Cells that are missing, words that are unknown, numbers that are negative or beyond `MOST_COUNTED`."""
     for column in columns:
         if not column.nullable:
-            yield from where(~table.valid(column.name), column.name, "what every row has")
+            yield from contradiction_if(~table.valid(column.name), column.name, "what every row has")
         if column.type in ("int32", "int64"):
             numbers = table.numbers(column.name)
             least = 0 if column.name in _NUMBERED else -1  # −1 stands for null
-            yield from where(
+            yield from contradiction_if(
                 (numbers < least) | (numbers > MOST_COUNTED), column.name, "a number that something can have"
             )
         elif column.name in _WORDS:
             known = _WORDS[column.name]
             unknown = _cells(table.coded(column.name), known.__contains__)
-            yield from where(unknown, column.name, f"one of {', '.join(sorted(known))}")
+            yield from contradiction_if(unknown, column.name, f"one of {', '.join(sorted(known))}")
 
 
 def _repeated(table: Table) -> Iterator[Contradiction]:
@@ -108,15 +108,17 @@ def _repeated(table: Table) -> Iterator[Contradiction]:
     if len(seq) > 1 and not (np.diff(seq) > 0).all():
         again = np.ones(len(seq), np.bool_)
         again[np.unique(seq, return_index=True)[1]] = False
-        yield from where(again, "seq", "a number of its own")
+        yield from contradiction_if(again, "seq", "a number of its own")
 
 
 def _measured(table: Table) -> Iterator[Contradiction]:
     """Shapes that no tensor has, and statistics that contradict each other."""
     for name in ("shape", "stride"):
-        yield from where(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
+        yield from contradiction_if(
+            _cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}"
+        )
     for name in _STATISTICS:  # an unknown statistic is null, never NaN
-        yield from where(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
+        yield from contradiction_if(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
     yield from contradictions(table.numbers, table.coded("dtype"))
 
 
@@ -163,30 +165,32 @@ def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: Dictionary
     count, special = numbers("count"), np.zeros(len(dtype), np.int64)
     for name in COUNTED:  # an element is at most one of these
         special += np.clip(numbers(name), 0, MOST_COUNTED)
-        yield from where((count >= 0) & (special > count), name, "no more than there are elements")
+        yield from contradiction_if((count >= 0) & (special > count), name, "no more than there are elements")
     for name in MAGNITUDES:
-        yield from where(numbers(name) < 0, name, "a magnitude")
+        yield from contradiction_if(numbers(name) < 0, name, "a magnitude")
     for name in EXTREMES:
-        yield from where(np.isinf(numbers(name)), name, "a finite number")
-    yield from where(numbers("min") > numbers("max"), "min", "at most the largest element")
+        yield from contradiction_if(np.isinf(numbers(name)), name, "a finite number")
+    yield from contradiction_if(numbers("min") > numbers("max"), "min", "at most the largest element")
     ends = [DTYPES[name].max if name in DTYPES else np.inf for name in dtype.values]
     largest = np.array([*ends, np.inf])[dtype.codes]
     with np.errstate(over="ignore", invalid="ignore"):  # twice a number near the largest is infinite, which allows any
         for name in EXTREMES:
-            yield from where(np.abs(numbers(name)) > TOLERANCE_FACTOR * largest, name, "what its dtype can hold")
+            yield from contradiction_if(
+                np.abs(numbers(name)) > TOLERANCE_FACTOR * largest, name, "what its dtype can hold"
+            )
         extreme, absmax = np.fmax(np.abs(numbers("min")), np.abs(numbers("max"))), numbers("absmax")
         apart = (absmax > TOLERANCE_FACTOR * extreme) | (extreme > TOLERANCE_FACTOR * absmax)
-        yield from where(apart, "absmax", "the larger of its extremes")
+        yield from contradiction_if(apart, "absmax", "the larger of its extremes")
         reach = TOLERANCE_FACTOR * np.fmin(
             np.fmax(extreme, absmax), largest
         )  # the dtype's largest where no extreme is known
         for name in ("mean", "std"):
-            yield from where(np.abs(numbers(name)) > reach, name, "no more than its largest element")
+            yield from contradiction_if(np.abs(numbers(name)) > reach, name, "no more than its largest element")
         most = np.where(count >= 0, reach * np.sqrt(np.maximum(count, 0)), np.inf)
-        yield from where(numbers("l2") > most, "l2", "what so many elements add up to")
+        yield from contradiction_if(numbers("l2") > most, "l2", "what so many elements add up to")
 
 
-def where(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
-    """The contradiction of these rows; nothing where no row is set."""
+def contradiction_if(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
+    """Yields the contradiction of these rows, if there is any such row."""
     if rows.any():
         yield Contradiction(rows, column, expected)

@@ -59,7 +59,7 @@ _WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTY
 
 def application(workspace: Workspace, page: PageAssets, token: AccessToken, host: str = "127.0.0.1") -> ASGIApp:
     """The whole server as an ASGI application."""
-    answers = _Answers(workspace, page, token)
+    answers = _Handlers(workspace, page, token)
     app = Starlette(
         routes=[
             Route("/", answers.index),
@@ -79,7 +79,7 @@ def application(workspace: Workspace, page: PageAssets, token: AccessToken, host
     return CheckedApplication(app, token, host)
 
 
-class _Answers:
+class _Handlers:
     """One method for each address."""
 
     def __init__(self, workspace: Workspace, page: PageAssets, token: AccessToken) -> None:

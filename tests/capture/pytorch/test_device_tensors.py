@@ -218,8 +218,8 @@ def test_what_is_stored_does_not_depend_on_when_measurements_are_sent_for(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.first(x)
             for rec in self.rec:
-                late = rec._engine.tensors.reader.late
-                thread = threading.Thread(target=late.start_fetch, kwargs={"own_thread": True})
+                deferred = rec._engine.tensors.reader.deferred
+                thread = threading.Thread(target=deferred.start_fetch, kwargs={"own_thread": True})
                 thread.start()
                 thread.join()
             return self.second(torch.relu(y)) + self.first(y) + x

@@ -259,7 +259,7 @@ def test_an_interrupt_that_the_program_survives_leaves_no_open_call(tmp_path: Pa
     assert [root["parent"] for root in roots] == [None, None]
 
 
-def test_none_returned_inside_an_except_block_is_no_exception(tmp_path: Path) -> None:
+def test_none_returned_inside_an_except_block_is_not_an_exception(tmp_path: Path) -> None:
     model = Calling(lambda x: None)
     with astray.record(tmp_path / "run", model):
         try:

@@ -326,7 +326,7 @@ def test_the_limit_of_values_and_of_some_parameters(tmp_path: Path) -> None:
     assert clipped(tmp_path / "a", clip) == [told(0, 0, norm=3.0), told(0, 1, value=0.5)]
 
 
-def test_a_norm_that_is_only_measured_is_no_limit(tmp_path: Path) -> None:
+def test_a_norm_that_is_only_measured_is_not_a_limit(tmp_path: Path) -> None:
     assert clipped(tmp_path / "a", lambda model: clip_grad_norm_(model.parameters(), float("inf"))) == [
         told(0, 0),
         told(0, 1),

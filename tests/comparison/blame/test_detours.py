@@ -38,7 +38,7 @@ def attention(path: str, *, way: str = "short", result: np.ndarray = X, weight: 
 
 
 @pytest.mark.parametrize("ways", [("long", "short"), ("short", "long")])
-def test_another_way_to_the_same_result_is_no_difference(ways: tuple[str, str]) -> None:
+def test_another_way_to_the_same_result_is_not_a_difference(ways: tuple[str, str]) -> None:
     diff = astray.compare(attention("a", way=ways[0]), attention("b", way=ways[1]))
     assert diff.same
     assert diff.exit_code == 0

@@ -166,7 +166,7 @@ def test_a_negligible_gradient_is_called_so(runs):
     assert "its gradient in step 0 agrees (negligible: both sides are rounding noise)" in text
 
 
-def test_a_buffer_is_no_parameter(runs):
+def test_a_buffer_is_not_a_parameter(runs):
     text = said_of(runs, {"weight": W}, {"weight": W}, {"weight": W * 2, "output": W}, role="state")
     assert text == (
         "Its input agrees (identical), but its buffer `weight` already differs on entry (diverged, 1.0e+00), as the "
@@ -175,7 +175,7 @@ def test_a_buffer_is_no_parameter(runs):
     )
 
 
-def test_a_parameter_that_changes_within_a_step_is_no_matter_of_the_initialisation(runs):
+def test_a_parameter_that_changes_within_a_step_is_not_a_matter_of_the_initialisation(runs):
     steps = [{"step": 0, "weight": W}, {"step": 0, "micro": 1, "weight": W}]
     wrong = [steps[0], {**steps[1], "weight": W * 2}]
     text = compare(with_weight(runs, *steps), with_weight(runs, *wrong)).first.evidence[0]

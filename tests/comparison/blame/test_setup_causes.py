@@ -1,4 +1,4 @@
-"""A setting that explains a divergence is named as its cause; one that changes nothing is no divergence."""
+"""A setting that explains a divergence is named as its cause; one that changes nothing is not a divergence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_eps_of_one_norm_is_the_cause_where_it_takes_effect(
     assert found.first.evidence[0].startswith("h.3.norm (LayerNorm) has eps 1e-05 in the reference")
 
 
-def test_a_setting_without_an_effect_is_no_divergence(tmp_path: Path) -> None:
+def test_a_setting_without_an_effect_is_not_a_divergence(tmp_path: Path) -> None:
     """One that models compute with, and this one does not: nothing differs, not even the bits."""
     sides = []
     for rate in (0.1, 0.2):

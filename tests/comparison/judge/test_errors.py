@@ -161,7 +161,7 @@ def test_a_dtype_that_only_a_few_results_have_is_judged_by_the_reference(runs: A
 
 @pytest.mark.parametrize(("more", "keep"), [(0, STATISTICS), (8, STATISTICS), (0, VALUES)])
 def test_a_mask_of_the_largest_number_of_another_dtype_is_the_same(runs: Any, more: int, keep: str) -> None:
-    """Each side is as far down as its dtype goes, which is no rounding; one that covers more is off all the same."""
+    """Each side is as far down as its dtype goes, which is not rounding; one that covers more is off all the same."""
     mask = np.triu(np.full((64, 64), np.finfo(np.float32).min), 1)
     other = mask.copy()
     other.reshape(-1)[:more] = mask.min()

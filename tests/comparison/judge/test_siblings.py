@@ -44,7 +44,7 @@ def test_as_if_one_row_were_looked_at_after_another(seed: int) -> None:
 
 
 def test_a_row_does_not_speak_for_its_own_site() -> None:
-    """Two calls of one module are no siblings: what is wrong with it is wrong with both."""
+    """Two calls of one module are not siblings: what is wrong with it is wrong with both."""
     gain, site = np.array([9.0, 8.0, 1.0, 2.0]), np.array([0, 0, 1, 2])
     others = Families(np.zeros(4, int), site).others(gain)
     assert others.largest.tolist() == [2, 2, 9, 9]

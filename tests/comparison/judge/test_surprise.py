@@ -467,7 +467,7 @@ ALL = {"level": ["module", "function"], "keep": VALUES, "optimizer": ["update", 
 
 @pytest.mark.parametrize("options", [{}, {"keep": VALUES}, {"level": "function"}, ALL], ids=str)
 @pytest.mark.parametrize("model", [Convolution, Attention])
-def test_a_weight_that_rounding_moves_is_no_fault(tmp_path: Path, model: Any, options: dict[str, Any]) -> None:
+def test_a_weight_that_rounding_moves_is_not_a_fault(tmp_path: Path, model: Any, options: dict[str, Any]) -> None:
     """Adam brings to its own scale whatever the gradient is, be it nothing but rounding."""
     reference = train(tmp_path / "a", model=model, **ADAM, **options)
     found = astray.compare(reference, train(tmp_path / "b", model=model, noise=1e-7, **ADAM, **options))

@@ -1,4 +1,4 @@
-"""Who decides how far off a tensor may be: a tolerance before a noise run before siblings before the model."""
+"""What decides how far off a tensor may be: a tolerance before a noise run before siblings before the model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_tolerance_is_for_integers_too(runs):
         ({"(": 1e-3}, "'(' is neither a dtype nor a regular expression for sites"),
     ],
 )
-def test_what_is_no_tolerance_is_told(given, said):
+def test_what_is_not_a_tolerance_is_told(given, said):
     with pytest.raises(CompareError) as caught:
         Tolerances.check(given)
     assert said in str(caught.value)

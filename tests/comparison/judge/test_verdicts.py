@@ -1,4 +1,4 @@
-"""Who decides about a row: what came from nowhere, integers, another order, siblings that stayed the same."""
+"""What decides about a row: what came from nowhere, integers, another order, siblings that stayed the same."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_weight_may_be_a_cast_and_nothing_else(
 
 
 def test_a_weight_of_a_later_step_has_a_history(tmp_path: Path) -> None:
-    """Where the first step that was recorded is not the first, nobody knows what moved the weights."""
+    """Where the first step that was recorded is not the first, it is unknown what moved the weights."""
     options = {"steps": 3, "recorded": "2:", "stepping": torch.optim.Adam}
     found = astray.compare(train(tmp_path / "a", **options), train(tmp_path / "b", noise=1e-7, **options))
     rows = zip(*(found.pairs[name] for name in ("role", "rule", "verdict")), strict=True)
@@ -229,7 +229,7 @@ def inner(builder: Any, shape: tuple[int, ...], result: float = 1.0) -> None:
     builder.tensor(outer, "output", "out", ONES * np.float32(result))
 
 
-def test_what_is_computed_otherwise_inside_is_no_divergence_if_the_result_agrees(runs: Any) -> None:
+def test_what_is_computed_otherwise_inside_is_not_a_divergence_if_the_result_agrees(runs: Any) -> None:
     one, other = runs.Builder(), runs.Builder()
     inner(one, (8, 8))
     inner(other, (4, 8))

@@ -51,7 +51,7 @@ def test_two_branches_and_what_follows_from_them(runs):
     assert origins(runs, program) == [(0, "left", "forward"), (0, "right", "forward")]
 
 
-def test_what_is_around_a_culprit_is_no_culprit(runs):
+def test_what_is_around_a_culprit_is_not_a_culprit(runs):
     def program(builder, off):
         outer = builder.call("outer")
         builder.tensor(outer, "input", "0", ONES)
@@ -174,7 +174,7 @@ def test_a_value_that_was_seen_before_is_as_wrong_as_it_was_there(runs):
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
 @pytest.mark.parametrize("layer", ["up", "norm", "act"])
 def test_one_fault_in_a_net_of_equal_blocks_is_the_only_one(tmp_path, layer, noise):
-    """Its siblings get no freedom from it, and its victims are not blamed: what it did to them is no noise."""
+    """Its siblings get no freedom from it, and its victims are not blamed: what it did to them is not noise."""
     reference = train(tmp_path / "right")
     candidate = train(tmp_path / "wrong", lambda net: scaled(getattr(net.h[2], layer), 1.05), noise=noise)
     found = astray.compare(reference, candidate)

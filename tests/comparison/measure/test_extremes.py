@@ -1,4 +1,4 @@
-"""Numbers at the ends of float64: products of them are no floats, and nobody who computes with them warns or raises."""
+"""Numbers at the ends of float64: their products are not floats, and no computation with them warns or raises."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def verdict(reference: RunData, candidate: RunData) -> tuple[str, float]:
         ({"min": None, "max": None, "mean": None, "l2": None, "absmax": None}, "non-finite"),
     ],
 )  # fmt: skip
-def test_what_is_not_told_is_no_difference(changed: dict[str, Any], expected: str, turned: bool) -> None:
+def test_what_is_not_told_is_not_a_difference(changed: dict[str, Any], expected: str, turned: bool) -> None:
     sides = run(OURS), run(THEIRS._replace(**changed))
     assert verdict(*(reversed(sides) if turned else sides))[0] == expected
 
@@ -96,7 +96,7 @@ def test_checksums_of_other_tools_are_compared_among_themselves() -> None:
     assert verdict(run(None, fingerprint=7), run(None, fingerprint=7))[0] == "identical"
     assert verdict(run(OURS, fingerprint=7), run(OURS, fingerprint=8))[0] != "identical"
     ours, theirs = run(OURS, fingerprint=7), run(THEIRS, fingerprint=8, prints="msprobe crc32")
-    assert verdict(ours, theirs)[0] == "identical"  # by statistics: 7 and 8 are no likes
+    assert verdict(ours, theirs)[0] == "identical"  # by statistics: 7 and 8 are not alike
     other = run(THEIRS._replace(max=9.0, absmax=9.0), fingerprint=7, prints="msprobe crc32")
     assert verdict(run(OURS, fingerprint=7), other)[0] == "diverged"
     with pytest.raises(astray.errors.CompareError, match="nothing"):

@@ -146,7 +146,7 @@ def test_a_slice_that_cannot_be_read_falls_back(runs):
 
 @pytest.mark.parametrize("dead", [0, 1e-9])
 def test_a_slice_of_almost_nothing_is_judged_beside_the_whole(runs, dead):
-    """What is zero but for rounding in the slice is no divergence when the numbers around it are not small."""
+    """What is zero but for rounding in the slice is not a divergence when the numbers around it are not small."""
     reference, candidate = RIGHT.copy(), RIGHT.copy()
     reference[0, :, :2], candidate[0, :, :2] = dead, -3e-9
     row, _ = judged(runs, SLICE, SLICE, candidate, reference)

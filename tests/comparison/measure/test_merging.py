@@ -63,7 +63,7 @@ def test_nothing_finite_anywhere_leaves_no_measure():
     assert (found["inf"][0], found["count"][0]) == (4, 4)
 
 
-def test_a_mean_far_beyond_the_largest_element_is_no_warning():
+def test_a_mean_far_beyond_the_largest_element_is_not_a_warning():
     parts = statistics([[random(2), random(2)]])
     parts["mean"][0] = parts["std"][1] = 1e308
     assert merge_statistics(parts, np.array([0]))["count"].tolist() == [4]

@@ -66,7 +66,7 @@ def test_a_file(tmp_path):
         ("sites: [a]", "sites of the mapping"),
         ("patterns: {'(': x}", "is wrong: missing )"),
         (r"patterns: {'a(\d)': '\2'}", "is wrong: invalid group reference 2"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
     ],
 )
 def test_a_bad_file_is_told_in_a_sentence(tmp_path, content, said):
@@ -178,5 +178,5 @@ def test_runs_without_modules_cannot_be_mapped(runs):
 )
 def test_yaml_without_end(tmp_path: Path, text: str) -> None:
     (tmp_path / "map.yaml").write_text(text)
-    with pytest.raises(CompareError, match=r"The mapping .*map\.yaml is no YAML"):
+    with pytest.raises(CompareError, match=r"The mapping .*map\.yaml is not YAML"):
         read_mapping(tmp_path / "map.yaml")

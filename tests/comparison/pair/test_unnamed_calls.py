@@ -1,4 +1,4 @@
-"""Calls are paired by their order where only one of two runs tells modules, and nobody has said otherwise."""
+"""Calls are paired by their order where only one of two runs tells modules, and the user has not said otherwise."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_fault_is_found_across_formats(runs: dict[str, Path]) -> None:
 
 
 def test_modules_and_functions_alone_have_nothing_in_common_and_that_is_said(runs: dict[str, Path]) -> None:
-    said = "The reference tells of modules and the candidate of functions: record both with the same level."
+    said = "The reference has rows of modules and the candidate of functions: record both with the same level."
     with pytest.raises(astray.errors.CompareError, match=said):
         astray.compare(runs["modules"], runs["functions.pkl"])
 

@@ -47,7 +47,7 @@ def test_without_a_majority_nobody_is_blamed(runs):
     assert "no value is held by most" in str(found)
 
 
-def test_what_is_spread_over_ranks_is_no_replica(runs):
+def test_what_is_spread_over_ranks_is_not_a_replica(runs):
     builder = runs.Builder(world_size=2)
     for rank in (0, 1):
         rows = builder.rank(rank)

@@ -159,7 +159,7 @@ def taking(folder: Path, value: float, task: str) -> Path:
 
 
 @pytest.mark.parametrize(("npu", "bench"), [("nan", 2.0), (2.0, "nan"), ("inf", 2.0), ("inf", "-inf"), ("inf", "nan")])
-def test_nan_or_infinity_on_one_side_is_no_agreement(npu: float | str, bench: float | str, tmp_path: Path) -> None:
+def test_nan_or_infinity_on_one_side_is_not_an_agreement(npu: float | str, bench: float | str, tmp_path: Path) -> None:
     for task, columns, cell in (("tensor", METRICS, "N/A"), ("statistics", DIFFERENCES, "Nan")):
         sides = [taking(tmp_path / task / side, float(one), task) for side, one in (("npu", npu), ("bench", bench))]
         row = of(table(*sides, tmp_path / task / "out"), "Torch.relu.0.forward.input.0")

@@ -112,7 +112,7 @@ def test_files_without_entries_become_rows(dump: Path) -> None:
         key: row["fingerprint"] for key, row in before.items()
     }
     assert not run.complete
-    problem = "does not tell of 43 files in dump_tensor_data: the program was stopped before it had written that."
+    problem = "does not mention 43 files in dump_tensor_data: the program was stopped before it had written that."
     assert problem in run.problems[0]
     (data / "odd.pt").write_bytes(b"")
     assert any("holds 1 file of no entry, left out" in problem for problem in open_dump(dump).problems)
@@ -236,7 +236,7 @@ def test_a_circle_of_parents_ends(dump: Path) -> None:
     assert len(values_of(open_dump(dump))) == 43
 
 
-def test_what_is_no_dump_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_what_is_not_a_dump_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "step0/rank0").mkdir(parents=True)
     (tmp_path / "rank").write_text("")
     assert not recognises(tmp_path)
@@ -251,7 +251,7 @@ def test_what_is_no_dump_is_not_taken_for_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["-1", "+f", " f", "0x-5", "1_0", "d7f8\ud800", "", "zz", "-" * 16])
-def test_a_checksum_that_is_no_hexadecimal_number(dump: Path, said: str) -> None:
+def test_a_checksum_that_is_not_a_hexadecimal_number(dump: Path, said: str) -> None:
     def change(data: dict[str, Any]) -> None:
         leaf = data["Module.norm.LayerNorm.forward.0"]["output"][0]
         del leaf["data_name"]

@@ -54,7 +54,7 @@ def test_mindspore_has_names_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name", ["", "optimizer", "Module", "Functional.relu", "relu.0.forward", "Functional.relu.x.forward", "a/b"]
 )
-def test_what_is_no_name_is_none(name: str) -> None:
+def test_what_is_not_a_name_is_none(name: str) -> None:
     assert parse(name) is None
 
 

@@ -88,7 +88,7 @@ def test_statistics_are_those_of_the_dump() -> None:
 
 
 def test_every_tensor_that_both_have_is_the_same(native: RunData) -> None:
-    """By statistics, and the gradients of nodes that are no function's are never taken for an argument's."""
+    """By statistics, and the gradients of nodes that belong to no function are never taken for an argument's."""
     diff = astray.compare(native, open_dump(CASES / "mix-statistics"))
     assert diff.first is None
     happened = {verdict for verdict, count in diff.counts.items() if count}

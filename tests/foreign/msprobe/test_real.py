@@ -103,7 +103,7 @@ def test_its_comparison_finds_no_difference_between_its_dump_and_ours(level: str
 
 
 def float_of(cell: str) -> float:
-    """A number, where it is one: of arguments that are no tensors there is none."""
+    """A number, where it is one: of arguments that are not tensors there is none."""
     try:
         return float(cell)
     except ValueError:

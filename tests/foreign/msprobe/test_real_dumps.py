@@ -86,7 +86,7 @@ def test_its_dumps_open_and_agree(level: str, task: str, dumped: Callable[..., P
         assert {key[3].partition("/")[0] for key in theirs} == {""}
         return
     for key, row in theirs.items():
-        if key[-1].startswith("node."):  # of a node that is no function's own
+        if key[-1].startswith("node."):  # of a node that does not belong to a function
             continue
         other = mine[key]
         assert (row["dtype"], row["shape"]) == (other["dtype"], other["shape"]), key

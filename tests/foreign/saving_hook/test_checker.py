@@ -229,7 +229,7 @@ def test_notes_of_an_earlier_check_do_not_stay(sides: Sides) -> None:
         (lambda path: path.mkdir(), "has no folder of a rank, such as tensors/rank_0. Runs of other formats"),
     ],
 )
-def test_what_is_no_dump_is_said(
+def test_what_is_not_a_dump_is_said(
     sides: Sides, tmp_path: Path, make: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides.put([1.0], [1.0])

@@ -238,7 +238,7 @@ def test_ten_comes_after_nine(tmp_path: Path) -> None:
     assert [key[2] for key in keys(open_dump(tmp_path))] == [f"layer{index}" for index in range(12)]
 
 
-def test_what_is_no_dump(tmp_path: Path) -> None:
+def test_what_is_not_a_dump(tmp_path: Path) -> None:
     assert not recognises(tmp_path)
     assert not recognises(tmp_path / "missing")
     (tmp_path / "tensors").mkdir()

@@ -201,7 +201,7 @@ def test_without_classes_all_leaf_layers_are_saved(model: nn.Module, tmp_path: P
         ("Linear", ["head"]),  # and not the classes made of it
         (["Linear"], ["head"]),
         ("RowSequenceParallelLinear", ["blocks.0.down_proj", "blocks.1.down_proj"]),
-        (["Linear", "Block"], ["head"]),  # a block is no leaf
+        (["Linear", "Block"], ["head"]),  # a block is not a leaf
     ],
 )
 def test_classes_are_matched_exactly(model: nn.Module, tmp_path: Path, classes: Any, sites: list[str]) -> None:

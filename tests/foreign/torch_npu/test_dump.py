@@ -66,7 +66,7 @@ def test_a_real_dump_is_a_run_of_functions() -> None:
         ("/sum", 0, "backward", 4, [sent]),
         ("/relu", 0, "backward", 2, [arrives, sent]),
         ("/relu", 1, "backward", 3, [arrives, sent]),
-        # what autograd's node of a linear function sends is no gradient of an argument: its weight is transposed
+        # what autograd's node of a linear function sends is not the gradient of an argument: its weight is transposed
         ("/linear", 1, "backward", 1, [arrives, *(("output", f"node.{i}") for i in range(3))]),
         ("/linear", 0, "backward", 0, [arrives, ("output", "node.0"), ("output", "node.2")]),
     ]
@@ -142,7 +142,7 @@ def test_a_name_says_what_was_called(text: str, expected: tuple[str, str, str]) 
 @pytest.mark.parametrize(
     "text", ["", "linear", "0_Functional_linear_input.0", "0_Functional_linear_sideways_input", "3_4"]
 )
-def test_what_is_no_name(text: str) -> None:
+def test_what_is_not_a_name(text: str) -> None:
     assert parse(text) is None
 
 
@@ -348,7 +348,7 @@ def test_many_damaged_lines_make_no_endless_list(tmp_path: Path) -> None:
     ("content", "told"),
     [(pickle.dumps([1, 2]), "is a real pickle"), (b"", "is empty"), (b"hello\n", "has no line of torch_npu.hooks")],
 )
-def test_what_is_no_dump_is_refused_with_a_way_out(tmp_path: Path, content: bytes, told: str) -> None:
+def test_what_is_not_a_dump_is_refused_with_a_way_out(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "a.pkl"
     path.write_bytes(content)
     assert not torch_npu.recognises(path)

@@ -331,7 +331,7 @@ def test_the_same_file_again_begins_anew() -> None:
     assert len(names("a.pkl")) == 10
 
 
-def test_a_file_that_is_no_dump_is_not_replaced() -> None:
+def test_a_file_that_is_not_a_dump_is_not_replaced() -> None:
     Path("mine.pkl").write_text("precious")
     register_hook(ModuleOP(), wrap_acc_cmp_hook)
     with pytest.raises(RunExists, match="is there already, and is not a dump"):
@@ -388,7 +388,7 @@ x = torch.ones(2, 4)
 set_dump_path(sys.argv[1])
 for _ in range(3):
     model(x).sum().backward()
-for _ in range(1000):  # nobody asks for it to be written
+for _ in range(1000):  # nothing asks for it to be written
     if len(Path(sys.argv[1]).read_text().splitlines()) == 3 * 15:
         print("written", flush=True)
         break
@@ -547,7 +547,7 @@ def test_numbers_that_are_not_there_have_their_reason() -> None:
     ("npu", "bench"),
     [("nan", 2.0), (2.0, "nan"), ("inf", 2.0), ("-inf", 2.0), ("inf", "-inf"), ("inf", "nan")],
 )
-def test_nan_or_infinity_on_one_side_is_no_agreement(npu: float | str, bench: float | str) -> None:
+def test_nan_or_infinity_on_one_side_is_not_an_agreement(npu: float | str, bench: float | str) -> None:
     write("npu.pkl", ["0_Torch_tanh_forward_input.0", *of([4.0, float(npu), 3.0])])
     write("bench.pkl", ["0_Torch_tanh_forward_input.0", *of([4.0, float(bench), 3.0])])
     compare("npu.pkl", "bench.pkl", "out.csv")

@@ -1,6 +1,6 @@
 """What a program is to these tests: a generator that first yields its models and then the result of each step.
 
-It is written as anybody would write it, and knows nothing of astray: whoever runs it may record between the yields, or
+It is an ordinary training program, and knows nothing of astray: its caller may record between the yields, or
 not. Everything comes from fixed seeds, so two runs of a program agree to the last bit.
 """
 

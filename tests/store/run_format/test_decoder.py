@@ -16,7 +16,7 @@ from astray.store.run_format import encoder as batches
 from astray.store.run_format.decoder import read_table
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.ipc import IpcStream
-from astray.store.run_format.rows import Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import RowBuffer, call_rows, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 
 
@@ -30,7 +30,7 @@ def write(path: Path, columns: tuple[Column, ...], *parts: Sequence[Sequence[obj
     return found.table
 
 
-def filled(rows: Rows, given: Sequence[Call] | Sequence[Tensor]) -> Rows:
+def filled(rows: RowBuffer, given: Sequence[Call] | Sequence[Tensor]) -> RowBuffer:
     for row in given:
         rows.append(tuple(row))
     return rows

@@ -18,7 +18,7 @@ from astray.stats import Measurements
 from astray.store.deferred import RedeemedTickets
 from astray.store.run_format import rows as rows_module
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
-from astray.store.run_format.rows import PythonRows, Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import PythonRowBuffer, RowBuffer, call_rows, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS
 
 MakeTensor = Callable[..., Tensor]
@@ -68,7 +68,7 @@ def behind(ticket: int) -> dict[str, Any]:
     return {**statistics, "fingerprint": ticket << 40}
 
 
-def filled(found: Rows, rows: list[tuple[Any, ...]]) -> Rows:
+def filled(found: RowBuffer, rows: list[tuple[Any, ...]]) -> RowBuffer:
     for row in rows:
         found.append(row)
     return found
@@ -169,5 +169,5 @@ def test_files_are_the_same_without_the_native_extension(
         return (folder / "calls").read_bytes(), (folder / "tensors").read_bytes()
 
     native = write(tmp_path / "native")
-    monkeypatch.setattr(rows_module, "Rows", PythonRows)
+    monkeypatch.setattr(rows_module, "RowBuffer", PythonRowBuffer)
     assert write(tmp_path / "python") == native

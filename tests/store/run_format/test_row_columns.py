@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.store.run_format.rows import EncodedCells, ListCells, MaskedCells, NullCells, Rows, numbers
+from astray.store.run_format.rows import EncodedCells, ListCells, MaskedCells, NullCells, RowBuffer, numbers
 from astray.store.run_format.schema import Column
 
 LIMIT = 2**31 - 1
@@ -23,7 +23,7 @@ def test_numbers_that_came_as_arrays() -> None:
 
 
 def test_a_part_of_a_column_is_that_of_its_rows() -> None:
-    rows = Rows(([("string", True)],))
+    rows = RowBuffer(([("string", True)],))
     for row in ((("a",),), (("b",),), (None,)):
         rows.append(row)
     cells = EncodedCells(rows, 1, 0, 3)
@@ -46,7 +46,7 @@ def test_a_column_that_is_not_there_is_one_of_nulls(type: str, count: int) -> No
 
 @pytest.mark.parametrize(("type", "filler"), [("int64", 0), ("float64", np.nan)])
 def test_the_numbers_of_rows_can_be_changed(type: str, filler: float) -> None:
-    rows = Rows(((type, True),))
+    rows = RowBuffer(((type, True),))
     for number in (1, None, 3):
         rows.append((number,))
     found = numbers(EncodedCells(rows, 0, 0, 3), Column("x", type, True))  # type: ignore[arg-type]

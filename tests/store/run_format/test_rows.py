@@ -14,7 +14,7 @@ import pytest
 
 from astray.records import Blob, Statistics
 from astray.store.run_format import rows as rows_module
-from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, TICKET, VALUES, PythonRows
+from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, TICKET, VALUES, PythonRowBuffer
 
 Native = pytest.importorskip(
     "astray.store.run_format._columns", reason="the native columns are not built", exc_type=ImportError
@@ -45,7 +45,7 @@ def filled(cells: tuple[Any, ...], rows: list[Any], *, kind: Any = Native) -> An
 
 
 def both(cells: tuple[Any, ...], rows: list[Any]) -> tuple[Any, Any]:
-    return filled(cells, rows), filled(cells, rows, kind=PythonRows)
+    return filled(cells, rows), filled(cells, rows, kind=PythonRowBuffer)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
@@ -133,7 +133,7 @@ def test_rows_are_moved_as_they_are(seed: int) -> None:
     assert (TICKET, MEASURED, FINGERPRINT) == (8, 9, 21)
 
 
-@pytest.mark.parametrize("kind", [Native, PythonRows])
+@pytest.mark.parametrize("kind", [Native, PythonRowBuffer])
 @pytest.mark.parametrize(
     ("cell", "type", "error"),
     [
@@ -164,7 +164,7 @@ def test_a_cell_that_does_not_fit_is_an_error(
         assert rows.cells(0) == ["a", "c"]
 
 
-@pytest.mark.parametrize("kind", [Native, PythonRows])
+@pytest.mark.parametrize("kind", [Native, PythonRowBuffer])
 def test_what_the_offsets_cannot_count_is_refused(kind: Any) -> None:
     texts = filled((("string", False),), [("ab",), ("層",)], kind=kind)
     lists = filled((("list<int64>", False),), [((1, 2),), ((3,),)], kind=kind)
@@ -177,7 +177,7 @@ def test_what_the_offsets_cannot_count_is_refused(kind: Any) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     for row in ((1,), (1, 2, 3), ()):
-        for kind in (Native, PythonRows):
+        for kind in (Native, PythonRowBuffer):
             with pytest.raises(IndexError, match=f"2 items, not {len(row)}"):
                 kind((("int64", False), ("int64", False))).append(row)
     rows = Native((("int64", False), ("object", True), [("int64", True)]))
@@ -206,7 +206,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     assert len(rows) == 0
 
 
-@pytest.mark.parametrize("kind", [Native, PythonRows])
+@pytest.mark.parametrize("kind", [Native, PythonRowBuffer])
 def test_rows_that_are_closed_take_no_more(kind: Any) -> None:
     rows = filled((("int64", False),), [(1,)], kind=kind)
     assert rows.open

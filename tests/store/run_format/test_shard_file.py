@@ -25,7 +25,7 @@ def values_of(array: np.ndarray, name: str = "0.output.0", dtype: str | None = N
 def load(path: Path) -> dict[str, Any]:
     """What the safetensors library finds; opening checks that entries cover the file without a hole."""
     with safe_open(path, "np") as file:
-        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
 
 
 def test_the_library_opens_the_file_at_every_moment(tmp_path: Path) -> None:

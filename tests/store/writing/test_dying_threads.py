@@ -52,7 +52,7 @@ PLACES = [
     (WriterThreads, "_work"),
     (disk, "_write"),
     (disk, "_fetch"),
-    (disk._Bounce, "__init__"),
+    (disk._BounceBuffer, "__init__"),
     (ShardBatch, "publish"),
     (ShardBatch, "resolve"),
     (ValuesWriter, "collect"),

@@ -30,7 +30,7 @@ from astray.store import (
 )
 from astray.store.deferred import BytePiece
 from astray.store.run_format import disk_io as disk_module
-from astray.store.run_format.rows import PythonRows
+from astray.store.run_format.rows import PythonRowBuffer
 from astray.store.writing.record_queue import WakeEvent
 from store.writing.recorded_steps import GOOD, Tickets, record_step
 
@@ -58,7 +58,7 @@ def rows_of(run: RunData, steps: set[int]) -> tuple[dict[str, Any], dict[str, An
 @pytest.fixture(params=["native", "python"])
 def rows_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("astray.store.run_format.rows.Rows", PythonRows)
+        monkeypatch.setattr("astray.store.run_format.rows.RowBuffer", PythonRowBuffer)
 
 
 @pytest.mark.usefixtures("rows_kept")
@@ -290,10 +290,10 @@ def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
     info: RunInfo, tensor: MakeTensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("astray.store.writing.record_queue.STEP_SECONDS", 3600.0)
-    late, seen = Tickets(), []
-    with flying(info, deferred=late, on_step=lambda rows: seen.append(rows.step)) as flight:
+    deferred, seen = Tickets(), []
+    with flying(info, deferred=deferred, on_step=lambda rows: seen.append(rows.step)) as flight:
         for step in range(2):
-            flight.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
+            flight.tensor_row(tuple(tensor(step, statistics=deferred.ticket(), fingerprint=None)))
             flight.step_done()
             assert not flight.listener.wait_until_shown(step, 0.05)
             assert flight.listener.wait_until_shown(step - 1, 60)
@@ -302,29 +302,29 @@ def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
 
 
 def test_a_step_measured_by_a_device_does_not_rest_for_long(info: RunInfo, tensor: MakeTensor) -> None:
-    late = Tickets()
-    with flying(info, deferred=late, on_step=lambda rows: None) as flight:
-        flight.tensor_row(tuple(tensor(0, statistics=late.ticket(), fingerprint=None)))
+    deferred = Tickets()
+    with flying(info, deferred=deferred, on_step=lambda rows: None) as flight:
+        flight.tensor_row(tuple(tensor(0, statistics=deferred.ticket(), fingerprint=None)))
         flight.step_done()
         assert flight.listener.wait_until_shown(0, 60)
 
 
 @pytest.mark.usefixtures("rows_kept")
 def test_late_measurements_are_there_for_the_listener(tmp_path: Path, info: RunInfo, tensor: MakeTensor) -> None:
-    late = Tickets()
+    deferred = Tickets()
     seen: list[list[int]] = []
-    with flying(info, deferred=late, on_step=lambda rows: seen.append(rows.numbers("nan").tolist())) as flight:
+    with flying(info, deferred=deferred, on_step=lambda rows: seen.append(rows.numbers("nan").tolist())) as flight:
         for step in range(3):
             for seq in (2 * step, 2 * step + 1):
-                flight.tensor_row(tuple(tensor(seq, statistics=late.ticket(), fingerprint=None)))
+                flight.tensor_row(tuple(tensor(seq, statistics=deferred.ticket(), fingerprint=None)))
             flight.tensor(tensor(2 * step))
             flight.step_done()
         assert flight.listener.wait_until_shown(2, 60)
         assert seen == [[1, 2, 0], [3, 4, 0], [5, 6, 0]]
-        flight.tensor_row(tuple(tensor(6, statistics=late.ticket(), fingerprint=None)))
+        flight.tensor_row(tuple(tensor(6, statistics=deferred.ticket(), fingerprint=None)))
         assert flight.dump(tmp_path / "run", "late").failure is None
-        late.stuck = True
-        flight.tensor_row(tuple(tensor(6, statistics=late.ticket(), fingerprint=None)))
+        deferred.stuck = True
+        flight.tensor_row(tuple(tensor(6, statistics=deferred.ticket(), fingerprint=None)))
         dump = flight.dump(tmp_path / "stuck", "a graph is being captured")
     tensors = open_run(tmp_path / "run").ranks[0].tensors
     assert tensors["nan"].tolist() == [1, 2, 0, 3, 4, 0, 5, 6, 0, 7]
@@ -368,7 +368,7 @@ class Device:
 def test_values_of_every_make_are_held_and_written(tmp_path: Path, info: RunInfo, tensor: MakeTensor) -> None:
     with flying(info, remember=2) as flight:
         whole, broken = Device(b"abcdefgh"), Device(b"12345678", fails=True)
-        small, large = flight.room(8), flight.room(1 << 17)
+        small, large = flight.take_buffer(8), flight.take_buffer(1 << 17)
         small.array[:] = 7
         large.array[:] = 9
         row = tensor(0, dtype="uint8", shape=(8,))
@@ -403,14 +403,14 @@ def test_memory_of_steps_that_went_is_used_again(info: RunInfo, tensor: MakeTens
     size = 1 << 17
     with flying(info, remember=1) as flight:
         for seq in range(4):
-            room = flight.room(size)
-            room.array[:] = seq
-            flight.tensor(tensor(seq, dtype="uint8", shape=(size,)), room)
+            buffer = flight.take_buffer(size)
+            buffer.array[:] = seq
+            flight.tensor(tensor(seq, dtype="uint8", shape=(size,)), buffer)
             flight.step_done()
             flight.flush()
             assert size < flight.nbytes < 2 * size
-        used = {room.array.ctypes.data for room in (flight.room(size), flight.room(size))}
-        assert room.array.ctypes.data not in used
+        used = {buffer.array.ctypes.data for buffer in (flight.take_buffer(size), flight.take_buffer(size))}
+        assert buffer.array.ctypes.data not in used
     flight.forget()
     assert flight.nbytes == 0
 

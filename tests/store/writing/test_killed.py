@@ -61,7 +61,7 @@ def check_files(folder: Path) -> None:
     """The safetensors library opens every shard, and finds the same values."""
     for path in folder.glob("values-*.safetensors"):
         with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
                 if not name.startswith("__"):
                     found = file.get_tensor(name)
                     seq = int(name.split(".")[0])

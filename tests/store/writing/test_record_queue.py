@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from astray.store.deferred import TensorBytes
-from astray.store.run_format.rows import Row, Rows
+from astray.store.run_format.rows import Row, RowBuffer
 from astray.store.writing.rank_files import Stack
 from astray.store.writing.record_queue import RecordQueue
 
@@ -28,7 +28,7 @@ CALL: Row = (0, 0, "module", "fc", "Linear", 0, "forward", None, None, None, Fal
 TENSOR: Row = ("input", "0", "float32", (2,), (1,), "cpu", False, None, None, None, None, None, None)
 
 
-def numbers(rows: Rows) -> list[int]:
+def numbers(rows: RowBuffer) -> list[int]:
     """The first cell of each row."""
     _, (_, found) = rows.encode(0, 0, len(rows), 0) or (0, (b"", b""))
     return np.frombuffer(found, np.int64).tolist()

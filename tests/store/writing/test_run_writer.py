@@ -18,7 +18,7 @@ from safetensors import safe_open
 from astray.records import Call, Frame, MissedTensor, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 from astray.store.run_format import disk_io as disk_module
-from astray.store.run_format.rows import PythonRows
+from astray.store.run_format.rows import PythonRowBuffer
 from astray.store.writing import record_queue as backlog_module
 
 MakeCall = Callable[..., Call]
@@ -330,7 +330,7 @@ def test_a_record_that_makes_no_sense_is_refused(tmp_path: Path, info: RunInfo, 
 def test_without_the_native_extension_it_stops_the_recording(
     tmp_path: Path, info: RunInfo, call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astray.store.run_format.rows.Rows", PythonRows)
+    monkeypatch.setattr("astray.store.run_format.rows.RowBuffer", PythonRowBuffer)
     writer = RunWriter(tmp_path, info=info)
     writer.call(call(0))
     writer.flush()

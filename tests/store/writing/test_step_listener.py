@@ -13,7 +13,7 @@ import pytest
 
 from astray.records import Call, Tensor
 from astray.store import BufferedStep, RankRun, RunInfo, RunWriter, Table, open_run
-from astray.store.run_format.rows import PythonRows
+from astray.store.run_format.rows import PythonRowBuffer
 from store.writing.recorded_steps import GOOD, Tickets, record_step
 
 MakeCall = Callable[..., Call]
@@ -23,7 +23,7 @@ MakeTensor = Callable[..., Tensor]
 @pytest.fixture(params=["native", "python"])
 def rows_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr("astray.store.run_format.rows.Rows", PythonRows)
+        monkeypatch.setattr("astray.store.run_format.rows.RowBuffer", PythonRowBuffer)
 
 
 def as_lists(table: Table) -> dict[str, Any]:
@@ -81,19 +81,19 @@ def test_values_can_be_read_by_the_listener(tmp_path: Path, info: RunInfo) -> No
 def test_late_measurements_are_there_for_the_listener_and_in_the_run(
     tmp_path: Path, info: RunInfo, tensor: MakeTensor
 ) -> None:
-    late = Tickets()
+    deferred = Tickets()
     seen: list[list[int]] = []
     look: Callable[[BufferedStep], None] = lambda rows: seen.append(rows.numbers("nan").tolist())  # noqa: E731
-    with RunWriter(tmp_path / "run", info=info, deferred=late, on_step=look) as writer:
+    with RunWriter(tmp_path / "run", info=info, deferred=deferred, on_step=look) as writer:
         assert writer.listener is not None
         for step in range(2):
-            writer.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
+            writer.tensor_row(tuple(tensor(step, statistics=deferred.ticket(), fingerprint=None)))
             writer.tensor(tensor(step))
             writer.step_done()
         assert writer.listener.wait_until_shown(1, 60)
         assert seen == [[1, 0], [2, 0]]
-        late.stuck = True  # a graph is being captured: a flush must not wait for that
-        writer.tensor_row(tuple(tensor(2, statistics=late.ticket(), fingerprint=None)))
+        deferred.stuck = True  # a graph is being captured: a flush must not wait for that
+        writer.tensor_row(tuple(tensor(2, statistics=deferred.ticket(), fingerprint=None)))
         assert writer.flush()
     assert seen[2:] == [[3]]  # what is left is looked at in the end
     assert open_run(tmp_path / "run").ranks[0].tensors["nan"].tolist() == [1, 0, 2, 0, 3]

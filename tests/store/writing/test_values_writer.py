@@ -320,19 +320,19 @@ def test_a_mode_that_is_not_available_is_never_chosen() -> None:
 
 
 def test_rooms_are_used_again_and_bounded() -> None:
-    rooms = BufferPool(1 << 20)
-    room = rooms.take(300_000)
-    address = room.array.ctypes.data
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(300_000)
+    address = buffer.array.ctypes.data
     assert address % PAGE == 0
-    assert room.array.nbytes == room.nbytes == room.held == 300_000
-    room.release()
-    room.release()
-    again, other = rooms.take(310_000), rooms.take(300_000)
+    assert buffer.array.nbytes == buffer.nbytes == buffer.held == 300_000
+    buffer.release()
+    buffer.release()
+    again, other = pool.take(310_000), pool.take(300_000)
     assert again.array.ctypes.data == address != other.array.ctypes.data
     again.release()
     other.release()
     for size in (700_000, 700_000, 500_000, 2 << 20):
-        rooms.take(size).release()
-        assert rooms._kept == sum(size * len(free) for size, free in rooms._free.items()) <= 1 << 20
-    rooms.close()
-    assert rooms._kept == 0
+        pool.take(size).release()
+        assert pool._kept == sum(size * len(free) for size, free in pool._free.items()) <= 1 << 20
+    pool.close()
+    assert pool._kept == 0

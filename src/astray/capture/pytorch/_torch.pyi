@@ -135,10 +135,10 @@ class TensorObserver:
     """Observes the plain tensors of one recording. See `astray.capture.adapters.NativeObserver` and
     `TorchReader.native_observer`.
 
-    `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
-    CUDA devices. `stream` says which stream of a device is current, `measure_together` measures tensors of a device by
-    one launch, `measuring` is the capsule of the kernels: `slow_measure` measures memory of this process where it is
-    None.
+    `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `cuda_measurers` the
+    measurer of each CUDA device. `stream` returns the current stream of a device, `measure_together` measures tensors
+    of a device by one launch, `measuring` is the capsule of the kernels: `slow_measure` measures memory of this process
+    where it is None.
     """
 
     def __new__(
@@ -146,14 +146,14 @@ class TensorObserver:
         examples: list[tuple[Any, str]],
         parameter_type: type,
         devices: dict[Any, str],
-        rings: dict[Any, Any],
+        cuda_measurers: dict[Any, Any],
         stream: Callable[[int], int] | None,
         measure_together: Callable[..., list[int] | None],
         measuring: Any,
         make_identity: Callable[..., Any],
         unfilled: dict[int, Any],
         writer: Any,
-        lane: Any,
+        row_buffer: Any,
         batch: int,
         slow_observe: Callable[..., bool | None],
         slow_observe_unread: Callable[..., bool | None],

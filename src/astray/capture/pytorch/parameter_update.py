@@ -65,9 +65,8 @@ class ParameterUpdate:
         """The values that the step starts from, besides the gradient."""
         engine, tensor = self._engine, self._tensor
         if self._wanted & {"weight", "update"}:
-            engine.tensors.changed(
-                tensor
-            )  # programs write to weights through `.data`, which does not change their version
+            # Programs write to weights through `.data`, which does not change their version.
+            engine.tensors.changed(tensor)
             engine.tensors.observe(self._seq, "parameter", "weight", tensor)
         if "state" in self._wanted:
             state = _parts(self._optimizer.state.get(tensor))  # get: looking must not make an entry

@@ -63,7 +63,7 @@ class TorchReader:
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
-        _, lane, batch = slow_path.writer.lanes or (None, None, 0)
+        _, row_buffer, batch = slow_path.writer.row_buffers or (None, None, 0)
         observer: NativeObserver = load().TensorObserver(
             examples,
             torch.nn.Parameter,
@@ -75,7 +75,7 @@ class TorchReader:
             TensorIdentity,
             slow_path.unfilled.by_owner,
             slow_path.writer,
-            lane,
+            row_buffer,
             batch,
             slow_path.observe,
             slow_path.observe_unread,
@@ -137,7 +137,7 @@ class TorchReader:
         return name
 
     @property
-    def late(self) -> DeferredMeasurements:
+    def deferred(self) -> DeferredMeasurements:
         return self._device_measurer.tickets
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:

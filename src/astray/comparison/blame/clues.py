@@ -127,8 +127,8 @@ def differences(reference: Any, candidate: Any, path: str = "") -> Iterator[tupl
         if reference != candidate or type(reference) is not type(candidate):
             yield path, _shown(reference), _shown(candidate)
         return
-    for key, one, other in pairs:
-        yield from differences(one, other, f"{path}.{key}" if path else str(key))
+    for key, value_reference, value_candidate in pairs:
+        yield from differences(value_reference, value_candidate, f"{path}.{key}" if path else str(key))
 
 
 def unmatched(pairs: Table, before: int) -> Iterator[str]:

@@ -114,12 +114,12 @@ class _DetourSide(NamedTuple):
         steps = step[graph.call_rows[rows]].tolist()
         return np.array([last.get(one, -1) > row for one, row in zip(steps, rows.tolist(), strict=True)], np.bool_)
 
-    def _with_makers(self, unmatched: Ints, found: Bools) -> Bools:
+    def _with_makers(self, unmatched: Ints, is_detour: Bools) -> Bools:
         """And those whose results were taken, directly or through others, by what agrees."""
         graph = self.graph
         fine = np.zeros(len(graph.takes), np.bool_)
         fine[self.compared[self.agrees]] = True
-        fine[unmatched[found]] = True
+        fine[unmatched[is_detour]] = True
         is_unmatched = np.zeros(len(graph.takes), np.bool_)
         is_unmatched[unmatched] = True
         calls = np.append(np.zeros(len(graph.calls), np.bool_), False)

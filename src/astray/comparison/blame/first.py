@@ -88,14 +88,14 @@ def _results_without_parameter(pairs: Table, reference: RankRun, candidate: Rank
     """The first results of calls that both runs have, and one of them without a parameter that is not all zeros."""
     verdict, role = pairs.coded("verdict").codes, pairs.coded("role")
     matched = (pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)
-    found: list[int] = []
-    for side, other, run, only in (
+    rows: list[int] = []
+    for side, other_side, run, only in (
         ("reference", "candidate", reference, Verdict.ONLY_IN_REFERENCE),
         ("candidate", "reference", candidate, Verdict.ONLY_IN_CANDIDATE),
     ):
         unmatched = np.flatnonzero((verdict == only) & (role.codes == role.code("parameter")))
         # Some tools record no parameters at all.
-        of_other = (pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter")
+        of_other = (pairs.numbers(f"row_{other_side}") >= 0) & has_role(pairs, "parameter")
         absmax = run.tensors.numbers("absmax")[pairs.numbers(f"row_{side}")[unmatched]]
         unmatched = unmatched[np.any(of_other) & (absmax > 0)]
         if len(unmatched):  # a compiled module has the parameters of those inside it, under longer paths
@@ -104,8 +104,8 @@ def _results_without_parameter(pairs: Table, reference: RankRun, candidate: Rank
         call = pairs.numbers(f"call_{side}")
         results = np.flatnonzero(matched & has_role(pairs, *RESULT_ROLES) & np.isin(call, call[unmatched]))
         _, first = np.unique(call[results], return_index=True)
-        found += results[first].tolist()
-    return np.array(sorted(found), np.int64)
+        rows += results[first].tolist()
+    return np.array(sorted(rows), np.int64)
 
 
 def _full_name(pairs: Table, row: int) -> str:

@@ -46,10 +46,18 @@ def explaining(
 ) -> tuple[SetupDifference, ...]:
     """Those that change the results of a call, or of what moved its parameter: set at the site itself."""
     found = causes_of(
-        [one for one in setup if changes_results(one)], site=site, phase=phase, step=step, parameter=parameter
+        [difference for difference in setup if changes_results(difference)],
+        site=site,
+        phase=phase,
+        step=step,
+        parameter=parameter,
     )
     module = site.partition("/")[0]
-    return tuple(one for one in found if one.kind == "optimizer" or {site, module} & set(one.sites or (one.site,)))
+    return tuple(
+        difference
+        for difference in found
+        if difference.kind == "optimizer" or {site, module} & set(difference.sites or (difference.site,))
+    )
 
 
 def causes_of(
@@ -64,35 +72,39 @@ def causes_of(
     it has updated, and nothing else.
     """
     ranked = []
-    for place, one in enumerate(differences):
-        distance = _distance(one, site, phase, step, parameter)
+    for place, difference in enumerate(differences):
+        distance = _distance(difference, site, phase, step, parameter)
         if distance is not None:
-            ranked.append((distance, place, one))
-    return [one for *_, one in sorted(ranked, key=lambda entry: entry[:2])]
+            ranked.append((distance, place, difference))
+    return [difference for *_, difference in sorted(ranked, key=lambda entry: entry[:2])]
 
 
-def _distance(one: SetupDifference, site: str, phase: str, step: int, parameter: str | None) -> float | None:
+def _distance(difference: SetupDifference, site: str, phase: str, step: int, parameter: str | None) -> float | None:
     """How far away a difference is: 0 at the site itself. None when it explains nothing."""
-    if one.step is not None and one.step > step:
+    if difference.step is not None and difference.step > step:
         return None
-    if one.kind == "optimizer":
-        return _of_optimizer(one, phase, step, parameter)
+    if difference.kind == "optimizer":
+        return _of_optimizer(difference, phase, step, parameter)
     module = site.partition("/")[0]
-    if one.sites and any(place != ROOT for place in one.sites):
-        return _nearest(one.sites, site, module, parameter)
-    if one.kind in _EVERYWHERE:
-        known = one.expected_effect != "none known"
-        return 3 + _EVERYWHERE.index(one.kind) / len(_EVERYWHERE) if known else None
-    return 2.0 if one.sites and phase != "update" else None
+    if difference.sites and any(place != ROOT for place in difference.sites):
+        return _nearest(difference.sites, site, module, parameter)
+    if difference.kind in _EVERYWHERE:
+        known = difference.expected_effect != "none known"
+        return 3 + _EVERYWHERE.index(difference.kind) / len(_EVERYWHERE) if known else None
+    return 2.0 if difference.sites and phase != "update" else None
 
 
-def _of_optimizer(one: SetupDifference, phase: str, step: int, parameter: str | None) -> float | None:
+def _of_optimizer(difference: SetupDifference, phase: str, step: int, parameter: str | None) -> float | None:
     if phase == "update":
-        is_its = parameter is None or not one.sites or parameter in one.sites or one.name == "class"
+        is_its = (
+            parameter is None or not difference.sites or parameter in difference.sites or difference.name == "class"
+        )
         return 0.0 if is_its else None
     # A weight that is wrong before its first update was so from the start.
-    has_stepped = step > (one.step if one.step is not None else 0)
-    is_its = parameter is not None and (not one.sites or parameter in one.sites or one.name == "class")
+    has_stepped = step > (difference.step if difference.step is not None else 0)
+    is_its = parameter is not None and (
+        not difference.sites or parameter in difference.sites or difference.name == "class"
+    )
     return 0.0 if has_stepped and is_its else None
 
 
@@ -111,12 +123,16 @@ def _nearest(sites: Iterable[str], site: str, module: str, parameter: str | None
     return best
 
 
-def changes_results(one: SetupDifference) -> bool:
+def changes_results(difference: SetupDifference) -> bool:
     """Whether it changes more than roundings: a number, a flag or a class that both runs have, or what is optimized."""
-    is_optimized = one.kind == "optimizer" and one.name == "parameters"  # absent means that nothing steps it
-    absent = (one.reference is None or one.candidate is None) and not is_optimized
-    tensors = any(isinstance(value, str) and value.startswith("<") for value in (one.reference, one.candidate))
-    return one.expected_effect == "changes results" and not absent and not tensors
+    is_optimized = (
+        difference.kind == "optimizer" and difference.name == "parameters"
+    )  # absent means that nothing steps it
+    absent = (difference.reference is None or difference.candidate is None) and not is_optimized
+    tensors = any(
+        isinstance(value, str) and value.startswith("<") for value in (difference.reference, difference.candidate)
+    )
+    return difference.expected_effect == "changes results" and not absent and not tensors
 
 
 def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[SettingEffect]:
@@ -124,17 +140,19 @@ def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[SettingEffec
     differs = (pairs.coded("verdict").codes != Verdict.IDENTICAL) & (pairs.numbers("row_candidate") >= 0)
     differs &= pairs.numbers("row_reference") >= 0
     found = []
-    for one in setup:
-        if not changes_results(one):
+    for difference in setup:
+        if not changes_results(difference):
             continue
-        if one.kind == "optimizer":
-            rows = _moved(pairs, differs, one)
-        elif one.kind in ("module", "argument") and any(fnmatch.fnmatch(one.name, name) for name in NUMERICAL):
-            rows = _results(pairs, differs, one)
+        if difference.kind == "optimizer":
+            rows = _moved(pairs, differs, difference)
+        elif difference.kind in ("module", "argument") and any(
+            fnmatch.fnmatch(difference.name, name) for name in NUMERICAL
+        ):
+            rows = _results(pairs, differs, difference)
         else:
             continue
         if len(rows):
-            found.append(SettingEffect(_first_that_shows(pairs, rows), one))
+            found.append(SettingEffect(_first_that_shows(pairs, rows), difference))
     return sorted(found, key=lambda effect: effect.row)
 
 
@@ -148,24 +166,24 @@ def _first_that_shows(pairs: Table, rows: Ints) -> int:
     return int(wrong[0] if len(wrong) else rows[0])
 
 
-def _results(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
+def _results(pairs: Table, differs: Bools, difference: SetupDifference) -> Ints:
     """What the calls of its sites give."""
     site = pairs.coded("site")
-    codes = [site.code(place) for place in one.sites or (one.site,) if place and place != ROOT]
+    codes = [site.code(place) for place in difference.sites or (difference.site,) if place and place != ROOT]
     of_sites = differs & np.isin(site.codes, codes) & has_role(pairs, "output")
-    return np.flatnonzero(of_sites & (pairs.numbers("step") >= (one.step or 0)))
+    return np.flatnonzero(of_sites & (pairs.numbers("step") >= (difference.step or 0)))
 
 
-def _moved(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
+def _moved(pairs: Table, differs: Bools, difference: SetupDifference) -> Ints:
     """What its step makes: updates where they were recorded, and the weights of the next step."""
     phase, step = pairs.coded("phase"), pairs.numbers("step")
-    since = one.step if one.step is not None else int(step.min(initial=0))
+    since = difference.step if difference.step is not None else int(step.min(initial=0))
     updated = (phase.codes == phase.code("update")) & has_role(pairs, "output") & (step >= since)
     used = (phase.codes == phase.code("forward")) & has_role(pairs, "parameter") & (step > since)
     rows = np.flatnonzero(differs & (updated | used))
-    if one.name == "class" or not one.sites:
+    if difference.name == "class" or not difference.sites:
         return rows
-    site, path, wanted = pairs.coded("site"), pairs.coded("path"), set(one.sites)
+    site, path, wanted = pairs.coded("site"), pairs.coded("path"), set(difference.sites)
     distinct, which = np.unique(one_key([site.codes[rows], path.codes[rows]]), return_index=True, return_inverse=True)[
         1:
     ]

@@ -86,21 +86,21 @@ def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Susp
     return (*known.values(), *rest)[:MOST]
 
 
-def _of_divergence(one: Divergence) -> Suspect:
-    sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
-    score = math.inf if sure else one.surprise
+def _of_divergence(divergence: Divergence) -> Suspect:
+    sure = divergence.settings or divergence.parameter is not None or math.isnan(divergence.surprise)
+    score = math.inf if sure else divergence.surprise
     return Suspect(
-        rank=one.rank,
-        place=one.place,
+        rank=divergence.rank,
+        place=divergence.place,
         score=score,
-        measure=one.measure,
-        error=one.deviation,
-        limit=one.limit,
-        given=one.given,
-        rule=one.rule,
-        siblings=one.siblings,
-        of=one.whose,
-        furthest=one.furthest,
+        measure=divergence.measure,
+        error=divergence.deviation,
+        limit=divergence.limit,
+        given=divergence.given,
+        rule=divergence.rule,
+        siblings=divergence.siblings,
+        of=divergence.judged_name,
+        furthest=divergence.furthest,
     )
 
 

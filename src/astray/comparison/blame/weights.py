@@ -43,10 +43,10 @@ def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: Ra
     tensors = {_tensor(pairs, row, reference, candidate)}
     names = {_name(pairs, row)}
     count = dict.fromkeys(STATE_ROLES, 0)
-    for other in rows:
-        name, tensor = _name(pairs, other), _tensor(pairs, other, reference, candidate)
+    for row_of_step in rows:
+        name, tensor = _name(pairs, row_of_step), _tensor(pairs, row_of_step, reference, candidate)
         if name not in names and tensor not in tensors:
-            count["state" if pairs["role"][other] == "state" else "parameter"] += 1
+            count["state" if pairs["role"][row_of_step] == "state" else "parameter"] += 1
         names.add(name)
         tensors.add(tensor)
     return OtherWeights(count["parameter"], count["state"])
@@ -87,32 +87,32 @@ def weight_of(run: RankRun, row: int) -> str | None:
 def sentence(
     pairs: Table,
     row: int,
-    given: TensorPlace,
+    weight: TensorPlace,
     name: str,
     inputs: list[TensorPlace],
     company: OtherWeights,
     reference: RankRun,
 ) -> str:
-    """What is known about the parameter or buffer `given` of `row`, by name, and where to look."""
+    """What is known about the parameter or buffer `weight` of `row`, by name, and where to look."""
     agree = clues.agreement([("input", inputs)])
     text = f"{agree}, but its" if agree else "Its"
-    text += f" {given.tensor} already differs on entry ({clues.verdict_of(given)})"
+    text += f" {weight.tensor} already differs on entry ({clues.verdict_of(weight)})"
     if any(company):
         text += f", and so {'does' if sum(company) == 1 else 'do'} {company} in this step"
     else:
-        text += f", as the only {given.noun} in this step"
-    if given.phase == "update":
-        return f"{text}. {_about_entry(pairs, given)}"
+        text += f", as the only {weight.noun} in this step"
+    if weight.phase == "update":
+        return f"{text}. {_about_entry(pairs, weight)}"
     agreed = _agreed_before(pairs, row)
-    if agreed is not None and (agreed.step == given.step or given.role == "state"):
-        own = f", be it the forward of {given.module} itself or other code" if given.role == "state" else ""
+    if agreed is not None and (agreed.step == weight.step or weight.role == "state"):
+        own = f", be it the forward of {weight.module} itself or other code" if weight.role == "state" else ""
         return f"{text}. It still agreed at {agreed}: look at what wrote to it since{own}."
-    step = _step_before(pairs, given.step)
+    step = _step_before(pairs, weight.step)
     if step is None:
-        return f"{text}. {_about_first_step(given.step, reference)}"
-    if step != given.step - 1:
+        return f"{text}. {_about_first_step(weight.step, reference)}"
+    if step != weight.step - 1:
         return f"{text}. The step before was not compared: look at what wrote to it since step {step}."
-    if given.role == "state":
+    if weight.role == "state":
         return f"{text}. Look at what wrote to it in step {step}."
     gradient = _gradient(pairs, name, step)
     if gradient is None:
@@ -136,14 +136,14 @@ def about_update(entry: TensorPlace) -> str:
     )
 
 
-def _about_entry(pairs: Table, given: TensorPlace) -> str:
+def _about_entry(pairs: Table, weight: TensorPlace) -> str:
     """Where to look for what wrote to a weight, or to the state of an optimizer, before its step."""
-    if given.role == "state":
+    if weight.role == "state":
         return "Look at what was loaded into the optimizer, and at its steps before."
-    module, _, name = given.site.rpartition(".")
+    module, _, name = weight.site.rpartition(".")
     site, path = pairs.coded("site"), pairs.coded("path")
     used = (site.codes == site.code(module or ROOT)) & (path.codes == path.code(name)) & has_role(pairs, "parameter")
-    rows = np.flatnonzero(used & (pairs.numbers("step") == given.step))
+    rows = np.flatnonzero(used & (pairs.numbers("step") == weight.step))
     if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
         return "Look at what wrote to it before the optimizer did."
     place = TensorPlace.of(pairs, int(rows[-1]))

@@ -166,17 +166,17 @@ def _by_values(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts, pr
     _keep(read, found, judged, facts)
 
 
-def _with_statistics(found: MeasuredPairs, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> MeasuredPairs:
+def _with_statistics(measured: MeasuredPairs, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> MeasuredPairs:
     """Add the bounds of the statistics to what some of the values show: equal values of a part prove nothing alone."""
     same = np.where(judged.source[at] == EvidenceSource.SAMPLE, Reason.SAMPLED, Reason.SLICED)
     before = some & facts.measured[at]
-    return found._replace(
-        error=np.where(before, np.fmax(found.error, judged.error[at]), found.error),
+    return measured._replace(
+        error=np.where(before, np.fmax(measured.error, judged.error[at]), measured.error),
         size_unknown=before & facts.size_unknown[at],
-        equal=found.equal & (~some | (judged.verdict[at] == Verdict.IDENTICAL)),
-        differs=found.differs | (before & facts.differs[at]),
-        nonfinite=found.nonfinite | (before & facts.nonfinite[at]),
-        reason=found.reason | np.where(some & ~found.differs, same, 0),
+        equal=measured.equal & (~some | (judged.verdict[at] == Verdict.IDENTICAL)),
+        differs=measured.differs | (before & facts.differs[at]),
+        nonfinite=measured.nonfinite | (before & facts.nonfinite[at]),
+        reason=measured.reason | np.where(some & ~measured.differs, same, 0),
     )
 
 
@@ -199,13 +199,13 @@ def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: 
     _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, size_unknown=nothing), judged, facts)
 
 
-def _keep(at: Ints, found: MeasuredPairs, judged: Judgement, facts: Facts) -> None:
+def _keep(at: Ints, measured: MeasuredPairs, judged: Judgement, facts: Facts) -> None:
     facts.measured[at] = True
-    facts.differs[at] = found.differs
-    facts.size_unknown[at] = found.size_unknown & ~found.equal
-    facts.nonfinite[at] = found.nonfinite
-    judged.error[at] = found.error
-    judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
-    judged.verdict[at[found.equal]] = Verdict.IDENTICAL
-    judged.rule[at[found.equal]] = Rule.BITS
-    judged.keep_metrics(at, found.metrics)
+    facts.differs[at] = measured.differs
+    facts.size_unknown[at] = measured.size_unknown & ~measured.equal
+    facts.nonfinite[at] = measured.nonfinite
+    judged.error[at] = measured.error
+    judged.reason[at] |= measured.reason | np.where(measured.nonfinite, Reason.NONFINITE_ONE, 0)
+    judged.verdict[at[measured.equal]] = Verdict.IDENTICAL
+    judged.rule[at[measured.equal]] = Rule.BITS
+    judged.keep_metrics(at, measured.metrics)

@@ -66,7 +66,7 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
     return surprise
 
 
-class _Rows(NamedTuple):
+class _JudgedRows(NamedTuple):
     """The rows that a measure judges, by their near families (the same position in other layers) and by their kind."""
 
     at: Ints
@@ -74,22 +74,24 @@ class _Rows(NamedTuple):
     kind: Families
 
 
-def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _Rows]:
+def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _JudgedRows]:
     """For each measure its rows. Most measures have the same ones, which are sorted once."""
     judged = errors.roundoff > 0
     judged &= sources.has_provenance(
         Provenance.CALL, Provenance.CODE, Provenance.GRADIENT, Provenance.WEIGHT, Provenance.BUFFER
     )
-    rows: dict[str, _Rows] = {}
+    rows: dict[str, _JudgedRows] = {}
     for name in MEASURES:
         at = np.flatnonzero(judged & ~np.isnan(errors.measure(name)) & ~bases.not_judged[name])
         same = next((known for known in rows.values() if np.array_equal(known.at, at)), None)
         if len(at):
-            rows[name] = same or _Rows(at, *(Families(family[at], sources.site[at]) for family in sources.families))
+            rows[name] = same or _JudgedRows(
+                at, *(Families(family[at], sources.site[at]) for family in sources.families)
+            )
     return rows
 
 
-class _SiblingGains(NamedTuple):
+class _GainsWithSlack(NamedTuple):
     """For each row the largest gain of its siblings, at how many sites they are, and a factor for few or distant."""
 
     largest: Floats
@@ -97,7 +99,7 @@ class _SiblingGains(NamedTuple):
     slack: Floats
 
 
-def _gains_of_siblings(rows: _Rows, gain: Floats, by_call: Bools) -> _SiblingGains:
+def _gains_of_siblings(rows: _JudgedRows, gain: Floats, by_call: Bools) -> _GainsWithSlack:
     """Of the near family, or else of all rows of the kind.
 
     by_call: rows made by calls, whose later siblings may be victims of this row: enough earlier ones count alone.
@@ -110,13 +112,18 @@ def _gains_of_siblings(rows: _Rows, gain: Floats, by_call: Bools) -> _SiblingGai
     use_before = by_call & (before.sites >= t.MIN_SIBLINGS_BEFORE)
     largest = np.where(use_before, np.minimum(largest, before.largest), largest)
     slack = np.where(use_near, 1.0, t.DISTANT_SIBLINGS_GAIN)
-    return _SiblingGains(largest, sites, slack * np.where(sites < t.MIN_STEADY_SIBLINGS, t.FEW_SIBLINGS_GAIN, 1.0))
+    return _GainsWithSlack(largest, sites, slack * np.where(sites < t.MIN_STEADY_SIBLINGS, t.FEW_SIBLINGS_GAIN, 1.0))
 
 
 def _score(
-    errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows_by_measure: dict[str, _Rows]
+    errors: Errors,
+    sources: Sources,
+    bases: Bases,
+    noise: list[Gains],
+    wrong: Bools,
+    rows_by_measure: dict[str, _JudgedRows],
 ) -> Surprise:
-    """The surprise of all rows. wrong: those whose gains are no evidence of what is right."""
+    """The surprise of all rows. wrong: those whose gains are not evidence of what is right."""
     length = len(errors.roundoff)
     score = np.full(length, -1.0)
     surprise = Surprise(

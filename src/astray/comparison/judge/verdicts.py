@@ -124,9 +124,9 @@ class _History:
         """That of some pairs."""
         return replace(self, origin=self.origin[rows], agreed=self.agreed[rows], tainted=self.tainted[rows])
 
-    def put(self, rows: Ints, found: _History) -> None:
+    def put(self, rows: Ints, history: _History) -> None:
         """Keep what was found of some pairs."""
-        self.origin[rows], self.agreed[rows], self.tainted[rows] = found.origin, found.agreed, found.tainted
+        self.origin[rows], self.agreed[rows], self.tainted[rows] = history.origin, history.agreed, history.tainted
 
 
 class _WindowJudge:
@@ -421,7 +421,7 @@ class _WindowJudge:
         return beyond
 
     def _repeat_verdicts(self, rows: Ints) -> None:
-        """Give rows whose value was seen before the verdict of that row; they are no origins."""
+        """Give rows whose value was seen before the verdict of that row; they are not origins."""
         judged = self.judged
         rows = rows[self.undecided[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
         source = self.sources.first_seen[rows]

@@ -94,7 +94,7 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, reached: Bools) -> None:
     marked_modules: set[tuple[int, int, int]] = set()  # by plane and step
     forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
     enclosing, planes, state_group = calls.enclosing, calls.planes_of_owners, calls.state_group
-    marked_gradients = {one: set(marked) for one in planes}  # by plane
+    marked_gradients = {user_plane: set(marked) for user_plane in planes}  # by plane
     for row, kind, call, group, is_result, first, last, gradient, step, is_state in zip(*columns, strict=True):
         if kind == Provenance.SEEN_BEFORE:
             comes = first in marked
@@ -106,9 +106,9 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, reached: Bools) -> None:
             comes = group in marked_groups or outer in marked_calls or gradient in marked
             comes = comes or int(forward[call]) in marked_calls
         elif kind == Provenance.GRADIENT:
-            by_planes = [one for one in planes if (int(owner[call]), one, step) in marked_modules]
-            for one in by_planes:
-                marked_gradients[one].add(row)
+            by_planes = [user_plane for user_plane in planes if (int(owner[call]), user_plane, step) in marked_modules]
+            for user_plane in by_planes:
+                marked_gradients[user_plane].add(row)
             comes = planes[0] in by_planes
         else:
             comes = last in marked or gradient in marked_gradients.get(int(plane[call]), marked)

@@ -100,15 +100,15 @@ def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) ->
 
     `taken` are the names of columns that exist already. Raises CompareError for what cannot be found.
     """
-    found: dict[str, Metric] = {}
-    for one in wanted or ():
-        name, metric = (getattr(one, "__name__", "metric"), one) if callable(one) else _named(one)
-        if name in taken or name in found:
+    metrics: dict[str, Metric] = {}
+    for choice in wanted or ():
+        name, metric = (getattr(choice, "__name__", "metric"), choice) if callable(choice) else _named(choice)
+        if name in taken or name in metrics:
             raise CompareError(f"There is a column {name!r} already: give the metric another name.")
         if not name.isidentifier():
             raise CompareError(f"A metric called {name!r} cannot be a column: give it a name of letters and digits.")
-        found[name] = metric
-    return CustomMetrics(found)
+        metrics[name] = metric
+    return CustomMetrics(metrics)
 
 
 def _named(text: str) -> tuple[str, Metric]:

@@ -192,8 +192,8 @@ def _measure_blocks(evidence: Evidence, pair: int, read: tuple[ReadBlocks, ReadB
     )
 
 
-def _metrics(found: Contrast, slices: Slices | None = None) -> list[float]:
-    return [*(metric(found) for metric in metrics.METRICS.values()), *metrics.of_slices(slices, found)]
+def _metrics(sums: Contrast, slices: Slices | None = None) -> list[float]:
+    return [*(metric(sums) for metric in metrics.METRICS.values()), *metrics.of_slices(slices, sums)]
 
 
 class _Both(NamedTuple):
@@ -234,12 +234,12 @@ def _recorded_absmax(evidence: Evidence, pair: int) -> float:
     return float(evidence.reference.statistic("absmax", evidence.pairs.reference[[pair]])[0])
 
 
-def _slices(both: _Both, found: Contrast) -> Slices | None:
+def _slices(both: _Both, sums: Contrast) -> Slices | None:
     """How far off the slices of a tensor of floats are; None where some of its values were kept."""
     names = {DTYPES[side.dtype].kind for side in (both.reference, both.candidate)}
-    if not both.is_whole or not found.max_abs_error or not names <= {"float", "complex"}:
+    if not both.is_whole or not sums.max_abs_error or not names <= {"float", "complex"}:
         return None
-    return slice_errors(both.reference, both.candidate, found.max_abs_error)
+    return slice_errors(both.reference, both.candidate, sums.max_abs_error)
 
 
 def _absmax(tensor: Strided) -> float:
@@ -253,12 +253,12 @@ def _rms(rows: Rows, row: int) -> float:
     return float(np.nan_to_num(np.hypot(mean, std)))
 
 
-def _reason(found: Contrast, rms: float) -> int:
+def _reason(sums: Contrast, rms: float) -> int:
     reason = 0
-    if found.count == 0:
+    if sums.count == 0:
         reason |= Reason.EMPTY
-    if found.l2_reference == 0 and found.l2_candidate and not rms:
+    if sums.l2_reference == 0 and sums.l2_candidate and not rms:
         reason |= Reason.ZERO_REFERENCE
-    if found.nan_reference + found.inf_reference and not found.nonfinite_mismatch:
+    if sums.nan_reference + sums.inf_reference and not sums.nonfinite_mismatch:
         reason |= Reason.NONFINITE_BOTH
     return reason

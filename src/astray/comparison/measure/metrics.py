@@ -157,12 +157,12 @@ SLICES = {
 """The columns of `of_slices`, and what they mean. Only of pairs whose values were read as a whole."""
 
 
-def of_slices(found: Slices | None, k: Contrast) -> tuple[float, float, float, float]:
+def of_slices(errors: Slices | None, k: Contrast) -> tuple[float, float, float, float]:
     """‖c − r‖ of the furthest slice / (‖r‖ / √(how many there are)), its dimension and index; that of a typical one."""
-    if found is None or not k.finite:
+    if errors is None or not k.finite:
         return NAN, NAN, NAN, NAN
     size = known(k.l2_reference)
-    return ratio(found.furthest, size), float(found.dim), float(found.index), ratio(found.typical, size)
+    return ratio(errors.furthest, size), float(errors.dim), float(errors.index), ratio(errors.typical, size)
 
 
 def error_of_values(k: Contrast, absmax_reference: float, rms_reference: float = 0.0) -> float:
@@ -247,9 +247,9 @@ def summing_slack(reference: Columns, candidate: Columns, eps: Floats, count: np
     return np.where(lacks_nonfinite_counts(reference, candidate), own, 0.0)
 
 
-def error_of_statistics(found: Mapping[str, Floats]) -> Floats:
+def error_of_statistics(bounds: Mapping[str, Floats]) -> Floats:
     """The largest of the lower bounds: what the pair is off by at least. NaN where there is none."""
-    return np.asarray(np.fmax.reduce([found[name] for name in BOUNDS]), np.float64)
+    return np.asarray(np.fmax.reduce([bounds[name] for name in BOUNDS]), np.float64)
 
 
 def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
@@ -260,15 +260,17 @@ def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
     same = np.ones(len(reference["mean"]), np.bool_)
     without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
-        same &= (column == candidate[name]) | _both_or_untold(name, column, candidate[name], without_counts)
+        same &= (column == candidate[name]) | _both_or_unrecorded(name, column, candidate[name], without_counts)
     return same
 
 
-def _both_or_untold(name: str, column: Column, other: Column, without_counts: Bools) -> Bools:
+def _both_or_unrecorded(name: str, reference: Column, candidate: Column, without_counts: Bools) -> Bools:
     """Where both sides lack a statistic, or one of them lacks it because it does not record all of them."""
     if name in ("nan", "inf"):
         return without_counts
-    return np.where(without_counts, np.isnan(column) | np.isnan(other), np.isnan(column) & np.isnan(other))
+    return np.where(
+        without_counts, np.isnan(reference) | np.isnan(candidate), np.isnan(reference) & np.isnan(candidate)
+    )
 
 
 SUMMING = 2.0**-50
@@ -285,9 +287,9 @@ def equal_but_for_order(reference: Columns, candidate: Columns) -> Bools:
     same = np.ones(len(size), np.bool_)
     without_counts = lacks_nonfinite_counts(reference, candidate)
     for name, column in reference.items():
-        room = SUMMING * slack[name] if name in slack else 0.0
-        close = np.abs(candidate[name] - column) <= room
-        same &= close | _both_or_untold(name, column, candidate[name], without_counts)
+        tolerance = SUMMING * slack[name] if name in slack else 0.0
+        close = np.abs(candidate[name] - column) <= tolerance
+        same &= close | _both_or_unrecorded(name, column, candidate[name], without_counts)
     return same
 
 

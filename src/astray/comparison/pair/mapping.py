@@ -89,13 +89,13 @@ def read_mapping(file: str | Path) -> Mapping:
     except OSError as error:
         raise CompareError(f"The mapping {path} cannot be read: {error.strerror}. {DRAFT}") from None
     except UnicodeDecodeError as error:
-        raise CompareError(f"The mapping {path} is no text: byte {error.start} is not UTF-8. {DRAFT}") from None
+        raise CompareError(f"The mapping {path} is not text: byte {error.start} is not UTF-8. {DRAFT}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = f"{error.problem} in line {mark.line + 1}" if mark else " ".join(str(error).split())  # type: ignore[attr-defined]
-        raise CompareError(f"The mapping {path} is no YAML: {reason}. {DRAFT}") from None
+        raise CompareError(f"The mapping {path} is not YAML: {reason}. {DRAFT}") from None
     except (ValueError, RecursionError) as error:  # a day or a number that does not exist; lists without end
-        raise CompareError(f"The mapping {path} is no YAML of names: {error}. {DRAFT}") from None
+        raise CompareError(f"The mapping {path} is not YAML of names: {error}. {DRAFT}") from None
     if not isinstance(content, dict) or not content:
         raise CompareError(f"The mapping {path} is empty. It has sections, such as: sites: {{h.0: layers.0}}")
     for name in content:

@@ -35,7 +35,7 @@ class Module(NamedTuple):
     size: float  # the logarithm of the norm of what it gave
 
     @property
-    def named(self) -> str:
+    def label(self) -> str:
         """The site with its class; the tensor of a checkpoint has none."""
         return f"{self.site} ({self.type})" if self.type else self.site
 
@@ -66,7 +66,7 @@ class Draft(NamedTuple):
             lines += ["", "# All names are the same."]
         for side, lone in (("reference", self.only_reference), ("candidate", self.only_candidate)):
             if lone:
-                lines += ["", f"# Only in the {side}:", *(f"#   {printable(module.named)}" for module in lone)]
+                lines += ["", f"# Only in the {side}:", *(f"#   {printable(module.label)}" for module in lone)]
         return "\n".join(lines)
 
 
@@ -76,16 +76,17 @@ def draft(reference: RunData, candidate: RunData) -> Draft:
         raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
     modules_reference, modules_candidate = modules(reference), modules(candidate)
     if isinstance(reference, CheckpointData) and isinstance(candidate, CheckpointData):
-        found = pair_renamed(_tensors(reference), _tensors(candidate))
+        indices = pair_renamed(_tensors(reference), _tensors(candidate))
     else:
-        first, second = pair_streams(*_streams(modules_reference, modules_candidate))
-        found = list(zip(first.tolist(), second.tolist(), strict=True))
-    pairs = [(modules_reference[i], modules_candidate[j]) for i, j in found]
+        columns = pair_streams(*_streams(modules_reference, modules_candidate))
+        indices = list(zip(*(column.tolist() for column in columns), strict=True))
+    pairs = [(modules_reference[i], modules_candidate[j]) for i, j in indices]
+    paired_reference, paired_candidate = ({pair[side] for pair in indices} for side in (0, 1))
     return Draft(
         _rules([(of_candidate.site, of_reference.site) for of_reference, of_candidate in pairs]),
         pairs,
-        [module for place, module in enumerate(modules_reference) if place not in {one for one, _ in found}],
-        [module for place, module in enumerate(modules_candidate) if place not in {other for _, other in found}],
+        [module for index, module in enumerate(modules_reference) if index not in paired_reference],
+        [module for index, module in enumerate(modules_candidate) if index not in paired_candidate],
     )
 
 
@@ -118,8 +119,9 @@ def modules(run: RunData) -> list[Module]:
 def _tensors(run: CheckpointData) -> list[TensorSignature]:
     """The tensors of a checkpoint, which has no modules. One of a single repeated value is like many others."""
     tensors, sites = run.ranks[0].tensors, run.ranks[0].calls["site"]
-    telling = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))
-    bits = [int(one) if tells else None for one, tells in zip(tensors.numbers("fingerprint"), telling, strict=True)]
+    is_distinctive = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))
+    fingerprints = zip(tensors.numbers("fingerprint"), is_distinctive, strict=True)
+    bits = [int(fingerprint) if distinctive else None for fingerprint, distinctive in fingerprints]
     return [TensorSignature(sites[row], shape, bits[row]) for row, shape in enumerate(tensors["shape"])]
 
 
@@ -149,7 +151,7 @@ def _streams(reference: list[Module], candidate: list[Module]) -> tuple[CallStre
         columns: list[list[object]] = [
             [(module.parameters, module.site in outer or module.site == ROOT) for module in modules],
             [("output", module.output) for module in modules],
-            # That both are outermost is no sign: one model may have been wrapped.
+            # That both are outermost is not a sign: one model may have been wrapped.
             [("name", side if module.site == ROOT else module.site.rpartition(".")[2]) for module in modules],
         ]
         kind, detail, name = (
@@ -278,10 +280,10 @@ def _by_names(
                 groups[tuple(sorted(tensor.shape)), tuple(_numbers(tensor.name))][side].append(place)
     found = [
         (_likeness(reference[index_reference], candidate[index_candidate]), index_reference, index_candidate)
-        for lefts, rights in groups.values()
-        if max(len(lefts), len(rights)) <= MOST_SIMILAR
-        for index_reference in lefts
-        for index_candidate in rights
+        for places_reference, places_candidate in groups.values()
+        if max(len(places_reference), len(places_candidate)) <= MOST_SIMILAR
+        for index_reference in places_reference
+        for index_candidate in places_candidate
     ]
     yield from (
         (index_reference, index_candidate)
@@ -289,7 +291,11 @@ def _by_names(
     )
 
 
-def _likeness(one: TensorSignature, other: TensorSignature) -> float:
-    words, others = (re.findall(r"[a-z]+", tensor.name.lower()) for tensor in (one, other))
-    same_end = words[-1:] == others[-1:]
-    return SequenceMatcher(None, words, others, autojunk=False).ratio() + same_end + (one.shape == other.shape)
+def _likeness(reference: TensorSignature, candidate: TensorSignature) -> float:
+    words_reference, words_candidate = (re.findall(r"[a-z]+", side.name.lower()) for side in (reference, candidate))
+    same_end = words_reference[-1:] == words_candidate[-1:]
+    return (
+        SequenceMatcher(None, words_reference, words_candidate, autojunk=False).ratio()
+        + same_end
+        + (reference.shape == candidate.shape)
+    )

@@ -31,7 +31,7 @@ class MatchingOptions(TypedDict, total=False):
     mapping: a file that says what the candidate's modules, classes and functions are called in the reference.
     by: "key", or "order": pair calls by the order of execution and what was called, whatever their sites' names. By
         default the first, and the second where only one of the runs says in which modules its functions were called.
-    shapes: "judged": tensors of different shapes are a pair with the verdict `shape`; "same": they are no pair;
+    shapes: "judged": tensors of different shapes are a pair with the verdict `shape`; "same": they are not a pair;
         "loose": dimensions of size 1 do not count.
     micro: "paired": micro steps are compared one by one; "joined": all of a step are laid end to end along the batch,
         for runs that cut the same batch into different numbers of them.

@@ -106,8 +106,8 @@ def _equal_run(reference: CallStream, candidate: CallStream, i: int, j: int) -> 
     while length < total:
         end = min(length + step, total)
         differ = np.zeros(end - length, np.bool_)
-        for one, other in zip(reference[:3], candidate[:3], strict=True):
-            differ |= one[i + length : i + end] != other[j + length : j + end]
+        for column_reference, column_candidate in zip(reference[:3], candidate[:3], strict=True):
+            differ |= column_reference[i + length : i + end] != column_candidate[j + length : j + end]
         if differ.any():
             length += int(np.argmax(differ))
             break

@@ -151,31 +151,31 @@ def _bits(rows: Rows) -> Ints:
     return np.asarray(rows.statistic("fingerprint", np.arange(len(rows))), np.uint64)
 
 
-def _judged(run: RunData, found: _SharedRows, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
-    different = found.different()
-    starts, ends = np.searchsorted(found.key, different), np.searchsorted(found.key, different, side="right")
-    groups = [_groups(found, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]
+def _judged(run: RunData, shared: _SharedRows, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
+    different = shared.different()
+    starts, ends = np.searchsorted(shared.key, different), np.searchsorted(shared.key, different, side="right")
+    groups = [_groups(shared, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]
     alone: dict[int, int] = dict.fromkeys(ranks, 0)
-    for one in groups:
-        for rank in odd_ones(one):
+    for ranks_by_bits in groups:
+        for rank in odd_ones(ranks_by_bits):
             alone[rank] += 1
     first = None
     if groups:
-        steps = np.array([int(ranks[int(found.rank[at])].columns["step"][found.row[at]]) for at in starts.tolist()])
-        earliest = int(np.lexsort((found.row[starts], steps))[0])
-        first = Disagreement(_place(found, int(starts[earliest]), ranks, vocabularies), groups[earliest])
-    return Replicas(run, len(np.unique(found.key)), len(groups), first, alone)
+        steps = np.array([int(ranks[int(shared.rank[at])].columns["step"][shared.row[at]]) for at in starts.tolist()])
+        earliest = int(np.lexsort((shared.row[starts], steps))[0])
+        first = Disagreement(_place(shared, int(starts[earliest]), ranks, vocabularies), groups[earliest])
+    return Replicas(run, len(np.unique(shared.key)), len(groups), first, alone)
 
 
-def _groups(found: _SharedRows, at: slice) -> Groups:
+def _groups(shared: _SharedRows, at: slice) -> Groups:
     groups: dict[int, list[int]] = defaultdict(list)
-    for rank, bits in zip(found.rank[at].tolist(), found.bits[at].tolist(), strict=True):
+    for rank, bits in zip(shared.rank[at].tolist(), shared.bits[at].tolist(), strict=True):
         groups[bits].append(rank)
     return tuple(sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group)))
 
 
-def _place(found: _SharedRows, at: int, ranks: dict[int, Rows], vocabularies: Vocabularies) -> TensorPlace:
-    rows, row = ranks[int(found.rank[at])], int(found.row[at])
+def _place(shared: _SharedRows, at: int, ranks: dict[int, Rows], vocabularies: Vocabularies) -> TensorPlace:
+    rows, row = ranks[int(shared.rank[at])], int(shared.row[at])
     cells = {name: int(column[row]) for name, column in rows.columns.items()}
     words = {name: _word(vocabularies[name], cells[name]) for name in ("site", "type", "phase", "role", "path")}
     return TensorPlace(

@@ -65,12 +65,12 @@ def compare_ranks(
     if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
         return [_compare(rank, runs, matching, judging, of_all) for rank in ranks]
 
-    found = compare_in_processes(job, ranks, count, of_all)
-    for one in found:
-        for run, summary in zip(runs[:2], one.accounts, strict=True):
+    compared = compare_in_processes(job, ranks, count, of_all)
+    for rank_comparison in compared:
+        for run, summary in zip(runs[:2], rank_comparison.accounts, strict=True):
             if summary is not None:
-                run.ranks[one.rank].summary = summary  # else the tables are read once more for it
-    return found
+                run.ranks[rank_comparison.rank].summary = summary  # else the tables are read once more for it
+    return compared
 
 
 def _compare(
@@ -85,14 +85,14 @@ def _compare(
 
 
 def job_of(
-    given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
+    runs: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
 ) -> ComparisonJob | None:
     """What worker processes need, or None when they cannot do the work.
 
     A run that is open already may be of any kind, and has its tables read; a function does not exist in another
     process, nor does one of the main module, which is not run again.
     """
-    reference, candidate, noise = given
+    reference, candidate, noise = runs
     paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
     named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
     interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one

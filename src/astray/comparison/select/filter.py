@@ -181,7 +181,7 @@ class Comparator:
         elif isinstance(one, DictionaryColumn) or isinstance(other, DictionaryColumn):
             raise UsageError(
                 f"Of {self.left.text} and {self.right.text}, one holds texts and the other numbers. "
-                "Put what is no column into quotes."
+                "Put a text that is not a column into quotes."
             )
         mask: BoolArray = ORDERS[self.sign](one, other) & left.known & right.known
         return mask

@@ -185,15 +185,15 @@ def flattened(text: str, function: str = "") -> dict[str, Any]:
     return found
 
 
-def _spread(name: str, value: Any, found: dict[str, Any]) -> None:
+def _spread(name: str, value: Any, spread: dict[str, Any]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _spread(f"{name}.{key}", item, found)
+            _spread(f"{name}.{key}", item, spread)
     elif isinstance(value, list) and any(isinstance(item, dict | list) or item == "<tensor>" for item in value):
         for place, item in enumerate(value):
-            _spread(f"{name}.{place}", item, found)
+            _spread(f"{name}.{place}", item, spread)
     else:
-        found[name] = value
+        spread[name] = value
 
 
 def _distinct(values: Iterator[Any]) -> list[Any]:
@@ -204,13 +204,13 @@ def _distinct(values: Iterator[Any]) -> list[Any]:
     return found
 
 
-def _is_given_otherwise(name: str, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+def _is_given_otherwise(name: str, reference: list[dict[str, Any]], candidate: list[dict[str, Any]]) -> bool:
     """Whether an argument that one run does not name has its value there all the same, by position."""
-    for side, others in ((one, other), (other, one)):
-        if any(name in arguments for arguments in others):
+    for side, other_side in ((reference, candidate), (candidate, reference)):
+        if any(name in arguments for arguments in other_side):
             continue
         values = [arguments[name] for arguments in side if name in arguments]
-        spare = [value for arguments in others for key, value in arguments.items() if key not in side[0]]
+        spare = [value for arguments in other_side for key, value in arguments.items() if key not in side[0]]
         if any(value in spare for value in values):
             return True
     return False

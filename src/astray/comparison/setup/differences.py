@@ -81,10 +81,10 @@ def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) ->
 
 
 def put_together(
-    found: Iterable[SetupDifference], reference: RunData, candidate: RunData
+    differences: Iterable[SetupDifference], reference: RunData, candidate: RunData
 ) -> tuple[SetupDifference, ...]:
     """Those of all ranks, and of the runs as wholes where their ranks do not tell."""
-    known = list(found)
+    known = list(differences)
     ranks = sorted(set(reference.ranks) & set(candidate.ranks))
     if ranks and not (reference.ranks[ranks[0]].setup and candidate.ranks[ranks[0]].setup):
         known += differences_of(ranks[0], _of_wholes(reference, candidate))
@@ -92,7 +92,7 @@ def put_together(
 
 
 def _of_wholes(reference: RunData, candidate: RunData) -> Iterator[Finding]:
-    """What `run.json` tells, for runs that have not recorded their setup."""
+    """What `run.json` holds, for runs that have not recorded their setup."""
     info_reference, info_candidate = reference.info, candidate.info
     if info_reference.framework != info_candidate.framework:
         return
@@ -151,12 +151,20 @@ def in_order(differences: Iterable[SetupDifference]) -> list[SetupDifference]:
 
 def over_ranks(differences: Iterable[SetupDifference]) -> list[SetupDifference]:
     """One of those that are the same on several ranks."""
-    found: dict[Any, SetupDifference] = {}
-    for one in differences:
-        key = _text(one.reference), _text(one.candidate), one.subject, one.name, one.step, one.kind, one.sites
-        known = found.get(key)
-        found[key] = one if known is None else replace(known, ranks=(*known.ranks, *one.ranks))
-    return in_order(found.values())
+    merged: dict[Any, SetupDifference] = {}
+    for difference in differences:
+        key = (
+            _text(difference.reference),
+            _text(difference.candidate),
+            difference.subject,
+            difference.name,
+            difference.step,
+            difference.kind,
+            difference.sites,
+        )
+        known = merged.get(key)
+        merged[key] = difference if known is None else replace(known, ranks=(*known.ranks, *difference.ranks))
+    return in_order(merged.values())
 
 
 def _key(finding: Finding) -> Any:
@@ -170,21 +178,21 @@ def _text(value: Any) -> str:
     return "absent" if value is ABSENT else json.dumps(value)
 
 
-def _difference(rank: int, found: Sequence[Finding]) -> SetupDifference:
-    first = found[0]
-    effects = [effect_of(one) for one in found]
-    sites = tuple(dict.fromkeys(one.site for one in found if one.site))
+def _difference(rank: int, findings: Sequence[Finding]) -> SetupDifference:
+    first = findings[0]
+    effects = [effect_of(one) for one in findings]
+    sites = tuple(dict.fromkeys(one.site for one in findings if one.site))
     return SetupDifference(
         rank=rank,
         step=first.step,
-        subject=subject_of(found),
+        subject=subject_of(findings),
         site=sites[0] if sites else "",
         name=first.name,
         reference=None if first.reference is ABSENT else first.reference,
         candidate=None if first.candidate is ABSENT else first.candidate,
         kind=kind_of(first),
         expected_effect=min(effects, key=_EFFECTS.index),
-        sentence=sentence_of(found, first.step),
+        sentence=sentence_of(findings, first.step),
         epsilon=epsilon_of(first),
         sites=sites,
         ranks=(rank,),
@@ -211,35 +219,35 @@ class _Causes:
         self._values = {_values(one) for one in of_modules if not _is_common(one.reference)}
         self._classes = {one.type for one in findings if one.subject == "optimizer" and one.name == "class"}
 
-    def explain(self, one: Finding) -> bool:
+    def explain(self, finding: Finding) -> bool:
         """Whether a finding follows from another."""
-        if one.subject == "argument":
-            module = one.site.partition("/")[0]
-            if "mask" in one.name and ("config", "_attn_implementation") in self._named:
+        if finding.subject == "argument":
+            module = finding.site.partition("/")[0]
+            if "mask" in finding.name and ("config", "_attn_implementation") in self._named:
                 return True  # each implementation takes its mask in its own way
-            is_of_module = any((place, _values(one)) in self._by_module for place in (one.site, module))
-            return is_of_module or (kind_of(one) == "device" and ("module", "device") in self._named)
-        if one.subject == "config":
-            of_dtypes = one.name in ("dtype", "torch_dtype") and ("parameter", "dtype") in self._named
-            return of_dtypes or _values(one) in self._values
-        if one.subject == "parameter":
-            return one.name == "tensor" and self._is_of_another_class(one.site)
-        if one.subject == "optimizer":
-            return self._explain_optimizer(one)
-        if one.subject == "torch":
-            is_matmul = one.name.endswith("matmul.fp32_precision")
+            is_of_module = any((place, _values(finding)) in self._by_module for place in (finding.site, module))
+            return is_of_module or (kind_of(finding) == "device" and ("module", "device") in self._named)
+        if finding.subject == "config":
+            of_dtypes = finding.name in ("dtype", "torch_dtype") and ("parameter", "dtype") in self._named
+            return of_dtypes or _values(finding) in self._values
+        if finding.subject == "parameter":
+            return finding.name == "tensor" and self._is_of_another_class(finding.site)
+        if finding.subject == "optimizer":
+            return self._explain_optimizer(finding)
+        if finding.subject == "torch":
+            is_matmul = finding.name.endswith("matmul.fp32_precision")
             return is_matmul and ("torch", "float32_matmul_precision") in self._named
-        if one.subject == "environment":
-            return one.name in _THREADS and ("torch", "threads") in self._named
-        cause = _FOLLOWING.get((one.subject, one.name))
-        return cause is not None and (one.subject, cause) in self._named
+        if finding.subject == "environment":
+            return finding.name in _THREADS and ("torch", "threads") in self._named
+        cause = _FOLLOWING.get((finding.subject, finding.name))
+        return cause is not None and (finding.subject, cause) in self._named
 
-    def _explain_optimizer(self, one: Finding) -> bool:
-        if one.name == "parameters":
-            return ("parameter", "tensor", one.site) in self._placed or self._is_of_another_class(one.site)
-        if one.name == "initial_lr":
-            return ("optimizer", "lr", one.site) in self._placed
-        return one.name == "decoupled_weight_decay" and one.type.partition(",")[0] in self._classes
+    def _explain_optimizer(self, finding: Finding) -> bool:
+        if finding.name == "parameters":
+            return ("parameter", "tensor", finding.site) in self._placed or self._is_of_another_class(finding.site)
+        if finding.name == "initial_lr":
+            return ("optimizer", "lr", finding.site) in self._placed
+        return finding.name == "decoupled_weight_decay" and finding.type.partition(",")[0] in self._classes
 
     def _is_of_another_class(self, parameter: str) -> bool:
         return ("module", "class", parameter.rpartition(".")[0] or ROOT) in self._placed

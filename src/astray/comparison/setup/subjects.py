@@ -138,9 +138,16 @@ def _around(known: dict[str, Settings], site: str) -> Settings | None:
 def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
     groups_reference, groups_candidate = (_by_label(side.of("optimizer")) for side in (reference, candidate))
     pairs = _paired(list(groups_reference), list(groups_candidate))
-    for one, other in pairs:
-        yield from _optimizer(one, groups_reference[one], groups_candidate[other], steps)
-    yield from _memberships(groups_reference, groups_candidate, {other: one for one, other in pairs}, steps)
+    for label_reference, label_candidate in pairs:
+        yield from _optimizer(
+            label_reference, groups_reference[label_reference], groups_candidate[label_candidate], steps
+        )
+    yield from _memberships(
+        groups_reference,
+        groups_candidate,
+        {label_candidate: label_reference for label_reference, label_candidate in pairs},
+        steps,
+    )
 
 
 def _by_label(groups: dict[str, Settings]) -> dict[str, list[Settings]]:

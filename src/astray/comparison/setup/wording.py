@@ -42,28 +42,28 @@ def subject_text(value: Any, deep: int = 0) -> str:
     return value.removeprefix("torch.") if isinstance(value, str) else str(value)
 
 
-def subject_of(found: Sequence[Finding]) -> str:
+def subject_of(findings: Sequence[Finding]) -> str:
     """What was set: of many places, how many and of which kind."""
-    first = found[0]
+    first = findings[0]
     if first.subject in _SUBJECTS:
         return _SUBJECTS[first.subject]
-    if first.subject == "autocast" and len(found) == 1 and first.site == ROOT:
+    if first.subject == "autocast" and len(findings) == 1 and first.site == ROOT:
         return "autocast"
     if first.subject == "optimizer":
-        return "parameters" if first.name == "parameters" else f"optimizer {_groups(found)}"
+        return "parameters" if first.name == "parameters" else f"optimizer {_groups(findings)}"
     noun = {"config": "configuration", "autocast": "module", "argument": "call"}.get(first.subject, first.subject)
-    if len(found) == 1:
+    if len(findings) == 1:
         has_class = first.type and first.subject in ("module", "autocast")
         return f"{noun} {first.site}" + (f" ({first.type})" if has_class else "")
-    return f"{counted(len(found), noun)}{_types(found)}"
+    return f"{counted(len(findings), noun)}{_types(findings)}"
 
 
-def sentence_of(found: Sequence[Finding], step: int | None) -> str:
+def sentence_of(findings: Sequence[Finding], step: int | None) -> str:
     """The difference in a sentence."""
-    text = _sentence(found)
+    text = _sentence(findings)
     if step is None:
         return text
-    begin = f"In step {step}" if found[0].name == WRITTEN else f"From step {step} on"
+    begin = f"In step {step}" if findings[0].name == WRITTEN else f"From step {step} on"
     return f"{begin}, {text if text[:2].isupper() or not _is_word(text) else text[0].lower() + text[1:]}"
 
 
@@ -72,13 +72,13 @@ def _is_word(text: str) -> bool:
     return text.startswith(("The ", "Autocast "))
 
 
-def _sentence(found: Sequence[Finding]) -> str:
-    first, several = found[0], len(found) > 1
+def _sentence(findings: Sequence[Finding]) -> str:
+    first, several = findings[0], len(findings) > 1
     reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     has, is_ = ("have", "are") if several else ("has", "is")
-    things = _named(found)
+    things = _named(findings)
     if first.subject == "optimizer":
-        return _of_optimizer(found, things, is_)
+        return _of_optimizer(findings, things, is_)
     if first.subject == "autocast":
         where = "" if first.site == ROOT and not several else f" for {things}"
         return (
@@ -91,22 +91,22 @@ def _sentence(found: Sequence[Finding]) -> str:
         name = _argument(first.name)
         return f"{things} {called} with {name} {reference} in the reference and {candidate} in the candidate."
     if first.subject == "parameter" and first.name == "tensor":
-        return _only_in_one_run(found, things, is_)
+        return _only_in_one_run(findings, things, is_)
     if first.subject == "parameter" and first.name == "requires_grad":
         reference, candidate = ("trained" if value else "frozen" for value in (first.reference, first.candidate))
         return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.subject == "parameter":
         return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.subject in ("module", "config"):
-        return _of_module(found, things, has, is_)
+        return _of_module(findings, things, has, is_)
     return _of_program(first, reference, candidate)
 
 
-def _of_module(found: Sequence[Finding], things: str, has: str, is_: str) -> str:
-    first = found[0]
+def _of_module(findings: Sequence[Finding], things: str, has: str, is_: str) -> str:
+    first = findings[0]
     reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class" and ABSENT in (first.reference, first.candidate):
-        return _only_in_one_run(found, things, is_)
+        return _only_in_one_run(findings, things, is_)
     if first.name == "class":
         return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.name == "training":
@@ -126,8 +126,8 @@ def _of_module(found: Sequence[Finding], things: str, has: str, is_: str) -> str
     return f"{things} {has} {first.name} {reference} in the reference and {candidate} in the candidate."
 
 
-def _of_optimizer(found: Sequence[Finding], things: str, is_: str) -> str:
-    first = found[0]
+def _of_optimizer(findings: Sequence[Finding], things: str, is_: str) -> str:
+    first = findings[0]
     reference, candidate = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class":
         return f"The optimizer is {reference} in the reference and {candidate} in the candidate."
@@ -140,12 +140,14 @@ def _of_optimizer(found: Sequence[Finding], things: str, is_: str) -> str:
     if first.name in CLIPPED:
         reference, candidate = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
                        for value, text in ((first.reference, reference), (first.candidate, candidate)))  # fmt: skip
-        return f"The gradients of {_groups(found)} are {reference} in the reference and {candidate} in the candidate."
+        return (
+            f"The gradients of {_groups(findings)} are {reference} in the reference and {candidate} in the candidate."
+        )
     if first.name == WRITTEN:
         side, other = ("reference", "candidate") if first.reference else ("candidate", "reference")
-        gradient = "gradient" if len(found) == 1 else "gradients"
+        gradient = "gradient" if len(findings) == 1 else "gradients"
         return f"The {gradient} of {things} {is_} changed between backward and step in the {side}, not in the {other}."
-    steps = f"{_groups(found)} steps with {first.name}"
+    steps = f"{_groups(findings)} steps with {first.name}"
     return f"{steps} {reference} in the reference and {candidate} in the candidate."
 
 
@@ -178,36 +180,36 @@ def _is_random(seed: Any) -> bool:
     return isinstance(seed, int) and seed >= 1 << 48
 
 
-def _only_in_one_run(found: Sequence[Finding], things: str, is_: str) -> str:
-    return f"{things} {is_} only in the {'candidate' if found[0].reference is ABSENT else 'reference'}."
+def _only_in_one_run(findings: Sequence[Finding], things: str, is_: str) -> str:
+    return f"{things} {is_} only in the {'candidate' if findings[0].reference is ABSENT else 'reference'}."
 
 
-def _named(found: Sequence[Finding]) -> str:
+def _named(findings: Sequence[Finding]) -> str:
     """The modules, calls or parameters that a sentence is about: the first few by name."""
-    first = found[0]
+    first = findings[0]
     nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter"}
-    if len(found) == 1:
+    if len(findings) == 1:
         if first.subject == "config":
             return f"The configuration of {first.site}"
         with_class = first.type and first.subject in ("module", "autocast") and first.name != "class"
         return f"{first.site} ({first.type})" if with_class else first.site
-    names = ", ".join(finding.site for finding in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    names = ", ".join(finding.site for finding in findings[:_SHOWN]) + (", …" if len(findings) > _SHOWN else "")
     noun = nouns.get(first.subject, "module")
-    many = f"{len(found):,} parameters and buffers" if first.subject == "parameter" else counted(len(found), noun)
-    kinds = "" if first.name == "class" else _types(found).strip(" ()")
+    many = f"{len(findings):,} parameters and buffers" if first.subject == "parameter" else counted(len(findings), noun)
+    kinds = "" if first.name == "class" else _types(findings).strip(" ()")
     return f"{many} ({f'{kinds}: ' if kinds else ''}{names})"
 
 
-def _types(found: Sequence[Finding]) -> str:
-    kinds = list(dict.fromkeys(finding.type for finding in found if finding.type))
-    if not kinds or found[0].subject in ("parameter", "config"):
+def _types(findings: Sequence[Finding]) -> str:
+    kinds = list(dict.fromkeys(finding.type for finding in findings if finding.type))
+    if not kinds or findings[0].subject in ("parameter", "config"):
         return ""
     return f" ({', '.join(kinds[:_SHOWN])}{', …' if len(kinds) > _SHOWN else ''})"
 
 
-def _groups(found: Sequence[Finding]) -> str:
+def _groups(findings: Sequence[Finding]) -> str:
     """Which groups of which optimizer: `AdamW, group 0`."""
-    places = list(dict.fromkeys(finding.type for finding in found))
+    places = list(dict.fromkeys(finding.type for finding in findings))
     label = places[0].partition(", ")[0]
     numbers = [place.rpartition(" ")[2] for place in places if ", group " in place]
     if not numbers:

@@ -33,7 +33,7 @@ from astray.foreign.hooktools.config import (
 )
 from astray.foreign.hooktools.files import CallFile, Label, Numbering, call_file, files_in, path_in_file, runs_in
 from astray.foreign.hooktools.reader import HooktoolsRank, open_files
-from astray.formatting.terminal import COULD_NOT, say, tell
+from astray.formatting.terminal import COULD_NOT, print_note, print_report
 from astray.results.comparison import Comparison
 from astray.store.run import RunData
 from astray.wording import counted, printable
@@ -106,8 +106,8 @@ class Comparer:
         result = self.find()
         if self._config.verbose:
             for row in result.shown:
-                say(str(row))
-        say(str(result))
+                print_report(str(row))
+        print_report(str(result))
         return result
 
     def find(self) -> ComparerResult:
@@ -332,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.work(options)
     except (AstrayError, OSError) as error:
-        tell(f"{parser.prog}: {error}")
+        print_note(f"{parser.prog}: {error}")
         return COULD_NOT
     return 0
 
@@ -342,13 +342,13 @@ def _demo(options: argparse.Namespace) -> None:
     if file.exists() and not options.force:
         raise UsageError(f"{file} is there already. Choose another name with -o, or overwrite it with --force.")
     file.write_text(DEMOS[options.of], encoding="utf-8")
-    say(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
+    print_report(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
 
 
 def _compare(options: argparse.Namespace) -> None:
     result = Comparer(options.config).compare()
     if options.html is not None:
-        say(f"The page is in {result.comparison.to_html(options.html)}.")
+        print_report(f"The page is in {result.comparison.to_html(options.html)}.")
 
 
 def _parser() -> argparse.ArgumentParser:

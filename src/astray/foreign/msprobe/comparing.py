@@ -27,7 +27,7 @@ from astray.comparison.pair.matching import MatchingOptions
 from astray.errors import AstrayError, UsageError
 from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
 from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
-from astray.formatting.terminal import COULD_NOT, say, tell
+from astray.formatting.terminal import COULD_NOT, print_note, print_report
 from astray.report.atomic_files import atomic_file
 from astray.report.text import render
 from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, xlsxwriter_module
@@ -267,9 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             mapping=options.map,
         )
     except (AstrayError, OSError) as error:
-        tell(f"msprobe compare: {error}")
+        print_note(f"msprobe compare: {error}")
         return COULD_NOT
-    say("\n".join(map(str, files)))
+    print_report("\n".join(map(str, files)))
     return 0
 
 

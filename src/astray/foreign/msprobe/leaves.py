@@ -189,7 +189,7 @@ class LeafReader:
         """Report missing files and unreadable entries."""
         if self._missing:
             self._rows.problem(
-                f"{self._folder / DATA} lacks {counted(len(self._missing), 'file')} that dump.json tells of, the first "
+                f"{self._folder / DATA} lacks {counted(len(self._missing), 'file')} that dump.json mentions, the first "
                 f"is {self._missing[0]}: those tensors have their statistics alone."
             )
         for what, count in self._unreadable.items():

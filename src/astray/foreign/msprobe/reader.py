@@ -229,7 +229,7 @@ def entries_of_files(
         made.setdefault(name, {}).setdefault(group, {})[path] = leaf
     if added:
         rows.problem(
-            f"{folder / 'dump.json'} does not tell of {counted(added, 'file')} in {DATA}: the program was stopped "
+            f"{folder / 'dump.json'} does not mention {counted(added, 'file')} in {DATA}: the program was stopped "
             f"before it had written that. {counted(len(made), 'call')} were made from their names."
         )
     if unread:

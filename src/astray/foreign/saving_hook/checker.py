@@ -18,7 +18,7 @@ from astray.comparison.measure.evidence import Progress
 from astray.errors import AstrayError, RunError
 from astray.foreign import array_files as npy
 from astray.foreign.saving_hook.files import FOLDERS, RESULTS, Folder, RankListing, list_rank, rank_folders
-from astray.formatting.terminal import COULD_NOT, say, tell
+from astray.formatting.terminal import COULD_NOT, print_note, print_report
 from astray.formatting.terminal import Progress as ProgressLine
 from astray.report.atomic_files import atomic_file
 from astray.stats import Strided, contrast
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_folders(options.pathA, options.pathB)
     except (AstrayError, OSError) as error:
-        tell(f"{parser.prog}: {_sentence(error)}")
+        print_note(f"{parser.prog}: {_sentence(error)}")
         return COULD_NOT
     return 0
 
@@ -222,12 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_folders(a: Path, b: Path) -> None:
     jobs, problems = plan(a, b)
     for problem in problems:
-        say(problem)
+        print_report(problem)
     for job in jobs:
         with ProgressLine(f"comparing {job.folder} of rank {job.rank}") as progress:
             checked = check(job, a / job.folder / RESULTS, progress)
         for line in describe(checked):
-            say(line)
+            print_report(line)
 
 
 def _sentence(error: Exception) -> str:

@@ -18,7 +18,7 @@ Model = TypeVar("Model")
 
 
 class _DefaultLimit(int):
-    """A default limit, which is told from an equal number that the user passes by its type."""
+    """A default limit; its type distinguishes it from an equal number that the user passes."""
 
 
 TENSORS, GRADS = _DefaultLimit(50), _DefaultLimit(100)

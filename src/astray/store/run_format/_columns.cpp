@@ -202,7 +202,7 @@ void read_text(PyObject *object, Cell &cell) {
 }
 
 void read_list(PyObject *object, Cell &cell) {
-    if (!PyTuple_Check(object)) raise(PyExc_TypeError, "%R is no tuple.", object);
+    if (!PyTuple_Check(object)) raise(PyExc_TypeError, "%R is not a tuple.", object);
     for (Py_ssize_t i = 0; i < PyTuple_Size(object); ++i) cell.list.push_back(read_integer(PyTuple_GetItem(object, i)));
 }
 
@@ -527,7 +527,7 @@ void rows_dealloc(PyObject *self) {
 
 PyObject *rows_append(PyObject *self, PyObject *row) {
     return to_python([&] {
-        if (!PyTuple_Check(row)) raise(PyExc_TypeError, "%R is no tuple.", row);
+        if (!PyTuple_Check(row)) raise(PyExc_TypeError, "%R is not a tuple.", row);
         std::vector<PyObject *> cells;
         for (Py_ssize_t i = 0; i < PyTuple_Size(row); ++i) cells.push_back(PyTuple_GetItem(row, i));
         if (of(self).open) of(self).append(cells.data(), cells.size());
@@ -564,7 +564,7 @@ PyObject *rows_take(PyObject *self, PyObject *args) {
 PyObject *rows_extend(PyObject *self, PyObject *other) {
     return to_python([&] {
         if (Py_TYPE(other) != rows_type || self == other || of(other).columns.size() != of(self).columns.size())
-            raise(PyExc_TypeError, "%R are no other rows of this kind.", other);
+            raise(PyExc_TypeError, "%R are not rows of this kind, or they are these rows.", other);
         of(self).copy(of(other), 0, of(other).count);
         return none();
     });

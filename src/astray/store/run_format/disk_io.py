@@ -166,18 +166,18 @@ class WriterThreads:
             self._threads.append(thread)
 
     def _work(self) -> None:
-        bounce = _Bounce()
+        bounce = _BounceBuffer()
         while (job := self._next_job()) is not None:
             self._finish(job, bounce)
             del job  # a waiting thread should not keep the memory of its last job
 
     def _run_inline(self) -> None:
         """Do the queued jobs in the calling thread."""
-        bounce = _Bounce()
+        bounce = _BounceBuffer()
         while self._jobs and (job := self._next_job()) is not None:
             self._finish(job, bounce)
 
-    def _finish(self, job: WriteJob, bounce: _Bounce) -> None:
+    def _finish(self, job: WriteJob, bounce: _BounceBuffer) -> None:
         """Do a job and report it, whatever goes wrong."""
         try:
             self._do(job, bounce)
@@ -208,7 +208,7 @@ class WriterThreads:
                     return None
                 self._changed.wait()
 
-    def _do(self, job: WriteJob, bounce: _Bounce) -> None:
+    def _do(self, job: WriteJob, bounce: _BounceBuffer) -> None:
         try:
             buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
             active, start = self._change_active(1), time.perf_counter()
@@ -229,7 +229,7 @@ class WriterThreads:
             return self._active
 
 
-class _Bounce:
+class _BounceBuffer:
     """A thread's bounce buffer, for bytes that do not begin on a page; allocated when first needed."""
 
     __slots__ = ("_bytes",)
@@ -256,7 +256,7 @@ def _fetch(job: WriteJob, values: TensorBytes | None, piece: BytePiece) -> memor
     return piece.data
 
 
-def _write(job: WriteJob, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
+def _write(job: WriteJob, buffers: Sequence[memoryview], bounce: _BounceBuffer) -> None:
     if not job.direct:
         write_all(job.file.buffered, buffers, job.offset)
         return

@@ -36,7 +36,7 @@ from astray.store.run_format.rows import (
     EncodedCells,
     ListCells,
     NullCells,
-    Rows,
+    RowBuffer,
     numbers,
 )
 from astray.store.run_format.schema import TENSORS, Column
@@ -52,13 +52,13 @@ _FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are cou
 _MEASURED = TENSORS[TICKET : TICKET + len(Statistics._fields) + 1]  # in the file there are no tickets
 
 
-def call_columns(rows: Rows) -> list[EncodedCells]:
+def call_columns(rows: RowBuffer) -> list[EncodedCells]:
     """The columns of `CALLS`, which are the fields of a `Call`."""
     return [EncodedCells(rows, column, 0, len(rows)) for column in range(len(Call._fields))]
 
 
 def tensor_columns(
-    rows: Rows, blobs: list[Blob | None] | None = None, deferred: DeferredMeasurements | None = None
+    rows: RowBuffer, blobs: list[Blob | None] | None = None, deferred: DeferredMeasurements | None = None
 ) -> list[AnyCells]:
     """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` flattened.
 
@@ -86,7 +86,7 @@ def tensor_columns(
 
 
 def _redeemed(
-    deferred: DeferredMeasurements, rows: Rows, at: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+    deferred: DeferredMeasurements, rows: RowBuffer, at: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
 ) -> tuple[list[AnyCells], AnyCells]:
     """The columns of statistics and fingerprints, and the notes, where the rows `at` these indices hold tickets."""
     measurements, with_statistics, available, lost = deferred.redeem(tickets)
@@ -126,8 +126,8 @@ def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator
 def _encode(columns: Sequence[Column], cells: Sequence[AnyCells]) -> list[Encoded] | None:
     """The buffers of every column; None when one of them holds too much for a batch."""
     result: list[Encoded] = []
-    for column, each in zip(columns, cells, strict=True):
-        encoded = each.encode(column, OFFSET_LIMIT)
+    for column, column_cells in zip(columns, cells, strict=True):
+        encoded = column_cells.encode(column, OFFSET_LIMIT)
         if encoded is None:
             return None
         result.append(encoded)

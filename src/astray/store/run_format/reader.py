@@ -89,7 +89,7 @@ def _read_info(path: Path) -> RunInfo:
     return read_json(file, RunInfo)
 
 
-class _Stack(msgspec.Struct):
+class _StackLine(msgspec.Struct):
     """A line of stacks.jsonl."""
 
     id: int
@@ -229,7 +229,7 @@ class RunFormatRank:
 def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
     """A stack and its number; None for a line cut by a kill, to which no written call refers."""
     try:
-        entry = msgspec.json.decode(line, type=_Stack)
+        entry = msgspec.json.decode(line, type=_StackLine)
     except (ValueError, RecursionError):
         return None
     return entry.id, entry.frames

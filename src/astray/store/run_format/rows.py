@@ -1,9 +1,9 @@
 """Rows of the two tables while they wait to be written, and the Arrow buffers that their columns become.
 
-The program appends rows, `encoder.py` takes columns. `Rows` keeps columns in native memory, or tuples where `_columns`
-is not built; both give the same bytes. A row is the plain tuple of a record's fields. A tensor's statistics are a
-tuple, a ticket for measurements that come later, or None; in place of its blob it has its `TensorBytes`. Flattened, a
-tensor's row has more columns than fields: the ticket, and each of the statistics.
+The program appends rows, `encoder.py` takes columns. `RowBuffer` keeps columns in native memory, or tuples where
+`_columns` is not built; both give the same bytes. A row is the plain tuple of a record's fields. A tensor's statistics
+are a tuple, a ticket for measurements that come later, or None; in place of its blob it has its `TensorBytes`.
+Flattened, a tensor's row has more columns than fields: the ticket, and each of the statistics.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ROW_BYTES = 1000
 """What a tensor's row takes: a tuple with three others in it, and about twenty numbers. A call's takes less."""
 
 
-class PythonRows:
-    """The native `Rows`, in Python.
+class PythonRowBuffer:
+    """The native `RowBuffer`, in Python.
 
     `cells` describes the items of a row: one column each, or a list of the columns of a tuple. In place of that tuple
     there may be a ticket, which has a column before those. When it is not `open`, rows are dropped.
@@ -69,15 +69,15 @@ class PythonRows:
         if self.open:
             self._rows.append(row)
 
-    def take(self, count: int | None = None) -> PythonRows:
+    def take(self, count: int | None = None) -> PythonRowBuffer:
         """Move the first rows out, or all. Other threads may append meanwhile: each line is one interpreter step."""
-        taken = PythonRows(self._cells)
+        taken = PythonRowBuffer(self._cells)
         count = len(self._rows) if count is None else count
         taken._rows = self._rows[:count]
         del self._rows[:count]
         return taken
 
-    def extend(self, other: PythonRows) -> None:
+    def extend(self, other: PythonRowBuffer) -> None:
         """Append other rows of this kind."""
         self._rows += other._rows
 
@@ -113,12 +113,12 @@ class PythonRows:
 
 
 if TYPE_CHECKING:
-    Rows = PythonRows
+    RowBuffer = PythonRowBuffer
 else:
     try:
-        from astray.store.run_format._columns import Rows
+        from astray.store.run_format._columns import Rows as RowBuffer
     except ImportError:  # installed where there was no compiler
-        Rows = PythonRows
+        RowBuffer = PythonRowBuffer
 
 _TYPES: dict[str, CellType] = {column.name: (column.type, column.nullable) for column in TENSORS}
 _MEASURED: list[CellType] = [_TYPES[name] for name in Statistics._fields]
@@ -133,21 +133,21 @@ FINGERPRINT, VALUES, PLACEMENT, NOTE, VALUE_NUMBER = range(MEASURED + len(_MEASU
 """Indices into a tensor's flattened row: the ticket, the first of the statistics, and so on."""
 
 
-def call_rows() -> Rows:
+def call_rows() -> RowBuffer:
     """An empty container for rows of calls."""
-    return Rows(_CALL)
+    return RowBuffer(_CALL)
 
 
-def tensor_rows() -> Rows:
+def tensor_rows() -> RowBuffer:
     """An empty container for rows of tensors."""
-    return Rows(_TENSOR)
+    return RowBuffer(_TENSOR)
 
 
 # -- columns before they are written -----------------------------------------------------------------------------------
 
 
 class EncodableRows(Protocol):
-    """Rows whose columns can be encoded, such as `Rows`."""
+    """Rows whose columns can be encoded, such as `RowBuffer`."""
 
     def encode(self, column: int, start: int, stop: int, limit: int) -> Encoded | None:
         """The buffers of some rows of a column. None when strings or lists are longer together than `limit`."""

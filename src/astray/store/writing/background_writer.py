@@ -24,7 +24,7 @@ from astray.process import WeakRegistry, absolute
 from astray.records import Call, Frame, MissedTensor, Setup, Tensor
 from astray.stats import sample_positions
 from astray.store.deferred import DeferredBytes, DeferredMeasurements, TensorBytes
-from astray.store.run_format.rows import Row, Rows
+from astray.store.run_format.rows import Row, RowBuffer
 from astray.store.run_info import End, plain
 from astray.store.writing.buffer_pool import Buffer, BufferPool
 from astray.store.writing.rank_files import Stack
@@ -141,16 +141,16 @@ class BackgroundWriter(ABC):
             self._queue.put_row(self._queue.tensors, row)
 
     @property
-    def lanes(self) -> tuple[Rows, Rows, int] | None:
-        """Where native code appends the rows of calls and of tensors, and from how many rows on it calls `crowded`.
+    def row_buffers(self) -> tuple[RowBuffer, RowBuffer, int] | None:
+        """Where native code appends the rows of calls and of tensors, and from how many rows on it calls `batch_ready`.
 
         None where each row has to go through `call_row` and `tensor_row`.
         """
         return self._queue.calls, self._queue.tensors, BATCH_ROWS
 
-    def crowded(self, rows: Rows) -> None:
+    def batch_ready(self, rows: RowBuffer) -> None:
         """Called when one of these holds a batch. Waits when it is too long."""
-        self._queue.crowded(rows)
+        self._queue.batch_ready(rows)
 
     def values(
         self,
@@ -185,7 +185,7 @@ class BackgroundWriter(ABC):
         if not self._thread.is_alive():
             source.release()
 
-    def room(self, nbytes: int) -> Buffer:
+    def take_buffer(self, nbytes: int) -> Buffer:
         """Memory for a tensor's bytes before they are handed over; the writer reuses it."""
         return self._buffers.take(nbytes)
 

@@ -24,7 +24,7 @@ from astray.records import Blob, Frame, MissedTensor, Setup
 from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE
-from astray.store.run_format.rows import STEP, TICKET, VALUES, EncodedCells, Rows, call_rows, numbers, tensor_rows
+from astray.store.run_format.rows import STEP, TICKET, VALUES, EncodedCells, RowBuffer, call_rows, numbers, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS
 from astray.store.run_info import End, now, sync, write_json
 from astray.store.writing.values_writer import SHARD_BYTES, ValuesWriter
@@ -72,7 +72,7 @@ class RankFiles:
         """Whether bytes of tensors were ever handed over."""
         return self._keeps_values
 
-    def take(self, stacks: Sequence[Stack], calls: Rows, tensors: Rows) -> None:
+    def take(self, stacks: Sequence[Stack], calls: RowBuffer, tensors: RowBuffer) -> None:
         """Keep rows for the next batch."""
         self._stacks += stacks
         self._calls = _joined(self._calls, calls)
@@ -131,7 +131,7 @@ class RankFiles:
             due = min(due, int(places[sent])) if sent < len(places) else due
         return due
 
-    def _blobs(self, rows: Rows) -> list[Blob | None] | None:
+    def _blobs(self, rows: RowBuffer) -> list[Blob | None] | None:
         if not self._keeps_values:
             return None
         return [None if values is None else values.blob for values in rows.cells(VALUES)]
@@ -215,7 +215,7 @@ def _line(stack: Stack) -> bytes:
     return json.dumps({"id": stack.id, "frames": stack.frames}).encode() + b"\n"
 
 
-def _joined(rows: Rows, more: Rows) -> Rows:
+def _joined(rows: RowBuffer, more: RowBuffer) -> RowBuffer:
     if len(rows):
         rows.extend(more)
         return rows

@@ -24,7 +24,7 @@ import numpy as np
 from astray.records import Setup
 from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.encoder import MOST_ROWS
-from astray.store.run_format.rows import TICKET, Row, Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import TICKET, Row, RowBuffer, call_rows, tensor_rows
 from astray.store.writing.rank_files import Stack
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
@@ -47,8 +47,8 @@ class QueuedRows(NamedTuple):
     """Rows that were taken. What they refer to is among them, was taken before, or is values."""
 
     stacks: list[Stack]
-    calls: Rows
-    tensors: Rows
+    calls: RowBuffer
+    tensors: RowBuffer
 
 
 class RecordQueue:
@@ -75,15 +75,15 @@ class RecordQueue:
         """Append to one of the lists; wait when it is too long."""
         records.append(record)
         if len(records) >= BATCH_ROWS:
-            self.crowded(records)
+            self.batch_ready(records)
 
-    def put_row(self, rows: Rows, row: Row) -> None:
+    def put_row(self, rows: RowBuffer, row: Row) -> None:
         """Append a row; wait when there are too many."""
         rows.append(row)
         if len(rows) >= BATCH_ROWS:
-            self.crowded(rows)
+            self.batch_ready(rows)
 
-    def crowded(self, records: Sized) -> None:
+    def batch_ready(self, records: Sized) -> None:
         """Wake the writer, since one of the queues holds a batch; wait when it is too long."""
         self.wake.set()
         if len(records) >= QUEUE_ROWS:

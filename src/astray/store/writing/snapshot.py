@@ -119,9 +119,9 @@ def _write_values(files: RankFiles, held: Sequence[TensorBytes]) -> dict[TensorB
 def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
     group: list[TensorBytes] = []
     size = 0
-    for each in values:
-        group.append(each)
-        size += each.size
+    for tensor_bytes in values:
+        group.append(tensor_bytes)
+        size += tensor_bytes.size
         if size >= GROUP_BYTES:
             yield group
             group, size = [], 0

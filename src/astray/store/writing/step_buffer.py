@@ -21,7 +21,7 @@ from astray.store.columns import Table
 from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.decoder import in_memory
 from astray.store.run_format.encoder import call_columns, tensor_columns
-from astray.store.run_format.rows import VALUES, AnyCells, EncodedCells, ListCells, MaskedCells, Rows, numbers
+from astray.store.run_format.rows import VALUES, AnyCells, EncodedCells, ListCells, MaskedCells, RowBuffer, numbers
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 from astray.store.run_info import End
 from astray.store.writing.record_queue import QueuedRows
@@ -52,7 +52,7 @@ class AttachedValues:
         while len(self._by_call) > self._most:
             del self._by_call[next(iter(self._by_call))]
 
-    def put_into(self, cells: list[TensorBytes | None], tensors: Sequence[AnyCells], rows: Rows) -> None:
+    def put_into(self, cells: list[TensorBytes | None], tensors: Sequence[AnyCells], rows: RowBuffer) -> None:
         """Put the values into the rows to which they belong and that have none."""
         if not self._by_call:
             return

@@ -147,8 +147,8 @@ class ValuesWriter:
     def _next_queue(self, size: int) -> ShardQueue:
         """The queue with the fewest bytes, or a new one. Direct writes to one file run in parallel: they add none."""
         queue = min(self._queues, key=attrgetter("load"), default=None)
-        crowded = queue is not None and queue.load >= SHARD_QUEUE_BYTES and not self._mode.direct
-        if queue is None or (crowded and len(self._queues) < self._threads):
+        is_loaded = queue is not None and queue.load >= SHARD_QUEUE_BYTES and not self._mode.direct
+        if queue is None or (is_loaded and len(self._queues) < self._threads):
             queue = ShardQueue(self._add_shard(size))
             self._queues.append(queue)
         return queue

@@ -131,7 +131,7 @@ def test_operators_and_calls_are_told(version: str, tmp_path: Path) -> None:
 
 
 class Held:
-    """Something that can be let go, and knows who asked for it."""
+    """Something that can be let go, and knows what requested it."""
 
     def __add__(self, other: Any) -> Any:
         frame: FrameType = sys._getframe(1)

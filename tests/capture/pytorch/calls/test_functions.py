@@ -258,7 +258,7 @@ def test_two_recordings_of_two_models_see_only_their_own_functions(tmp_path: Pat
     ]
 
 
-def test_what_only_tells_about_a_tensor_is_no_call(tmp_path: Path) -> None:
+def test_what_only_tells_about_a_tensor_is_not_a_call(tmp_path: Path) -> None:
     x = torch.randn(2, 3)
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function"):
         x.size(), x.dim(), x.shape, x.is_contiguous(), x.sum().item(), len(x), torch.is_tensor(x), x.requires_grad

@@ -179,7 +179,7 @@ def test_a_users_class_that_only_looks_like_torchs_keeps_its_name() -> None:
     assert type_name(FSDPLinear(1, 1)) == "FSDPLinear"
 
 
-def test_torch_compiler_disable_is_no_compiled_wrapper() -> None:
+def test_torch_compiler_disable_is_not_a_compiled_wrapper() -> None:
     model: Any = torch.compiler.disable(nn.Linear(2, 2))
     (chain,) = chains(model)
     assert not is_compiled(model)

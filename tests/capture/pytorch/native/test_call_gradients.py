@@ -199,7 +199,7 @@ def test_a_failure_of_ours_is_said_and_an_interrupt_goes_on_its_way() -> None:
             raise self.error
 
     def go(error: BaseException, function: Callable[[Tensor], Tensor]) -> None:
-        engine = Failing(SimpleNamespace(lanes=None), StackWalk(lambda _: True, lambda *_: 0))
+        engine = Failing(SimpleNamespace(row_buffers=None), StackWalk(lambda _: True, lambda *_: 0))
         engine._set_observer(TensorObserver(error))
         call = engine.enter(Site("here", "Here", "", "custom"), None, row=False)
         x = torch.ones(2, requires_grad=True) * 1.0

@@ -185,19 +185,19 @@ def missed(path: Path) -> Any:
 
 
 def test_rows_of_calls_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch() -> None:
-    lane, crowded = call_rows(), []
-    writer = SimpleNamespace(lanes=(lane, None, 2), crowded=lambda given: crowded.append(len(given)))
+    rows, ready = call_rows(), []
+    writer = SimpleNamespace(row_buffers=(rows, None, 2), batch_ready=lambda rows: ready.append(len(rows)))
     engine = load().Calls(writer, load().StackWalk(lambda _: True, lambda *_: 7))
     engine.recording, engine._phases = True, {"forward", "backward"}
     call = engine.enter(Site("here", "Hé\udce9re", "", "custom"), None)
     engine.begin(call, '{"args":[]}')
-    assert (len(lane), crowded) == (1, [])
+    assert (len(rows), ready) == (1, [])
     assert engine.backward(call) == 1
-    assert (len(lane), crowded) == (2, [2])
+    assert (len(rows), ready) == (2, [2])
     engine.leave(call)
     texts = {3: "custom", 4: "here", 5: "Hé\\udce9re"}
-    assert {column: lane.cells(column) for column in texts} == {column: [text] * 2 for column, text in texts.items()}
-    assert (lane.cells(7), lane.cells(10)) == (["forward", "backward"], ['{"args":[]}', None])
-    numbers = {column: np.frombuffer(lane.encode(column, 0, 2, 99)[1][1], np.int64).tolist() for column in (0, 8, 9)}
+    assert {column: rows.cells(column) for column in texts} == {column: [text] * 2 for column, text in texts.items()}
+    assert (rows.cells(7), rows.cells(10)) == (["forward", "backward"], ['{"args":[]}', None])
+    numbers = {column: np.frombuffer(rows.encode(column, 0, 2, 99)[1][1], np.int64).tolist() for column in (0, 8, 9)}
     assert numbers == {0: [0, 1], 8: [0, 0], 9: [7, 7]}
-    assert lane.encode(8, 0, 2, 99)[0] == 1  # the first has no call around it
+    assert rows.encode(8, 0, 2, 99)[0] == 1  # the first has no call around it

@@ -24,7 +24,7 @@ from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.settings import Settings
 from astray.store.run_format import rows as store_rows
-from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
+from astray.store.run_format.rows import TICKET, PythonRowBuffer, tensor_rows
 from recorded_rows import different, rows
 from small_models import MODELS, build
 
@@ -163,14 +163,16 @@ def test_nothing_of_a_recording_remains(tmp_path: Path) -> None:
 class Bench:
     """An observer whose writer only keeps the rows. Notes what goes to the slow path, and which memory is measured."""
 
-    def __init__(self, ring: Any = None, lane: Any = None, batch: int = 1 << 20) -> None:
-        self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no lane
-        self.crowded: list[int] = []  # how many rows the lane had when it was said to be crowded
+    def __init__(self, ring: Any = None, row_buffer: Any = None, batch: int = 1 << 20) -> None:
+        self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no row buffer
+        self.ready_batches: list[int] = []  # how many rows the buffer had at each `batch_ready`
         self.slow: list[tuple[Any, ...]] = []
         self.firsts: list[TensorIdentity] = []
         self.unfilled: dict[int, Any] = {}
         self.failing = False
-        self.writer = SimpleNamespace(tensor_row=self.rows.append, crowded=lambda lane: self.crowded.append(len(lane)))
+        self.writer = SimpleNamespace(
+            tensor_row=self.rows.append, batch_ready=lambda rows: self.ready_batches.append(len(rows))
+        )
         self.ring = ring
         rings = {} if ring is None else {torch.device("cpu"): ring}
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
@@ -180,7 +182,7 @@ class Bench:
 
         self.observer = TensorObserver(
             examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, None, TensorIdentity, self.unfilled,
-            self.writer, lane, batch, slow, slow, slow, slow, self.first,
+            self.writer, row_buffer, batch, slow, slow, slow, slow, self.first,
         )  # fmt: skip
         self.observer.apply(True, ROLES, True, False, False)
 
@@ -264,25 +266,32 @@ def test_what_is_not_asked_for_leaves_nothing() -> None:
 
 
 def test_rows_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch() -> None:
-    lane = tensor_rows()
-    bench, given = Bench(lane=lane, batch=3), [torch.zeros(3), torch.zeros(2, 2), torch.zeros(4, requires_grad=True)]
+    row_buffer = tensor_rows()
+    bench, given = (
+        Bench(row_buffer=row_buffer, batch=3),
+        [torch.zeros(3), torch.zeros(2, 2), torch.zeros(4, requires_grad=True)],
+    )
     bench.see(*given[:2])
-    assert bench.crowded == []
+    assert bench.ready_batches == []
     bench.see(given[2])
-    assert bench.crowded == [3]
+    assert bench.ready_batches == [3]
     assert bench.rows == []
-    assert lane.tickets(TICKET) == tuple(np.array(column, np.int64).tobytes() for column in ([0, 1, 2], [1, 2, 3]))
-    assert np.frombuffer(lane.encode(4, 0, 3, 9)[1][3], np.int64).tolist() == [3, 2, 2, 4]
-    assert lane.encode(7, 0, 3, 9)[1][1] == bytes([0b100])
-    assert [lane.cells(column) for column in (1, 2, 3, 6)] == [[word] * 3 for word in ("output", "0", "float32", "cpu")]
-    lane.take()
-    lane.open = False
+    assert row_buffer.tickets(TICKET) == tuple(
+        np.array(column, np.int64).tobytes() for column in ([0, 1, 2], [1, 2, 3])
+    )
+    assert np.frombuffer(row_buffer.encode(4, 0, 3, 9)[1][3], np.int64).tolist() == [3, 2, 2, 4]
+    assert row_buffer.encode(7, 0, 3, 9)[1][1] == bytes([0b100])
+    assert [row_buffer.cells(column) for column in (1, 2, 3, 6)] == [
+        [word] * 3 for word in ("output", "0", "float32", "cpu")
+    ]
+    row_buffer.take()
+    row_buffer.open = False
     bench.see(*given)
-    assert len(lane) == 0
+    assert len(row_buffer) == 0
 
 
 def test_rows_go_to_the_writer_where_the_lane_is_not_native() -> None:
-    bench = Bench(lane=PythonRows(store_rows._TENSOR), batch=3)
+    bench = Bench(row_buffer=PythonRowBuffer(store_rows._TENSOR), batch=3)
     bench.see(torch.zeros(3))
     assert bench.rows == [(7, "output", "0", "float32", (3,), (1,), "cpu", False, 1, *[None] * 4, 0)]
 

@@ -31,7 +31,7 @@ _LOOKED_INTO = (torch.Tensor.__rdiv__, torch.Tensor.__rfloordiv__)
 """Functions whose inner calls msprobe records: `1 / x` is a reciprocal and a product there."""
 
 
-class _LookedInto:
+class _TransparentFunction:
     """A function that is not recorded itself; the functions that it calls are."""
 
     def __init__(self, inner: Callable[..., Any]) -> None:
@@ -83,7 +83,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
                 function = self._known[func] = self._find(func)
             if function is None:
                 return func(*args, **kwargs)
-            if isinstance(function, _LookedInto):
+            if isinstance(function, _TransparentFunction):
                 with self:
                     return function.inner(*args, **kwargs)
             if isinstance(function, UnfilledFunction):
@@ -113,7 +113,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         if func in self._looked_into and hasattr(
             func, "__wrapped__"
         ):  # else it would call this mode again, without end
-            return _LookedInto(func.__wrapped__)
+            return _TransparentFunction(func.__wrapped__)
         function = self._catalogue.find(func)
         if isinstance(function, FunctionalCollective) and function.unread:
             self._engine.missed(f"the output of {function.type}", function.unread)

@@ -193,7 +193,7 @@ class CompiledCodeWatch:
         ):
             self._engine.missed(f"calls of {site.name}", "if there were any, a compiled function made them")
 
-    def entered(self, caller: FrameType) -> None:
+    def before_compiled_call(self, caller: FrameType) -> None:
         """Compiled code is about to run, called from this frame."""
         engine = self._engine
         if not engine.recording or not engine.in_own_process:
@@ -299,7 +299,7 @@ def _guards_passed(hit: bool) -> bool:
         caller = sys._getframe(1)
         for watch in list(CompiledCodeWatch._active):
             try:
-                watch.entered(caller)
+                watch.before_compiled_call(caller)
             except Exception as error:  # noqa: BLE001, PERF203 - the user's program must not fail because we did
                 watch.failed(error)
     previous = CompiledCodeWatch._previous_hook

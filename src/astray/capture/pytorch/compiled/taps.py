@@ -49,7 +49,7 @@ class Taps:
         self._engine = engine
         self._find = find
         self._state = state
-        self._calls: dict[int, _Recorded] = {}
+        self._calls: dict[int, _FinishedCall] = {}
         self._ids = itertools.count()
         self._hidden: set[str] = set()
         self._entered = False
@@ -110,7 +110,7 @@ class Taps:
             self._observe(call.seq, "output", outputs)
         engine.leave(call)
         number = next(self._ids)
-        self._calls[number] = _Recorded(call)
+        self._calls[number] = _FinishedCall(call)
         return number
 
     def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
@@ -145,7 +145,7 @@ class Taps:
             return None
 
 
-class _Recorded:
+class _FinishedCall:
     """A call that has ended, and its current backward."""
 
     __slots__ = ("_call", "_seen", "_seq")

@@ -205,7 +205,7 @@ def _warn_if_unused(replacements: list[_ReplacedForward], function: str | None) 
     )
 
 
-class _Moved(NamedTuple):
+class _MovedTensor(NamedTuple):
     """A tensor and its copy elsewhere, which may be itself. Held, so that their ids stay their own."""
 
     original: torch.Tensor
@@ -224,7 +224,7 @@ class RoundTrip:
     def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:
         self._device = device
         self._dtype = dtype
-        self._sent: dict[int, _Moved] = {}  # by the id of the original
+        self._sent: dict[int, _MovedTensor] = {}  # by the id of the original
         self._originals: dict[int, torch.Tensor] = {}  # by the id of the copy, or of a result
         self._results: list[torch.Tensor] = []  # held, for their ids
         self._home_device: torch.device | None = None
@@ -278,7 +278,7 @@ class RoundTrip:
         if self._home_dtype is None and tensor.is_floating_point():
             self._home_dtype = tensor.dtype
         moved = self._moved(tensor)
-        self._sent[id(tensor)] = _Moved(tensor, moved, _version(moved))
+        self._sent[id(tensor)] = _MovedTensor(tensor, moved, _version(moved))
         self._originals[id(moved)] = tensor
         return moved
 
@@ -310,7 +310,7 @@ class RoundTrip:
                     original.copy_(moved)
             else:
                 original.copy_(moved)
-            self._sent[key] = _Moved(original, moved, _version(moved))
+            self._sent[key] = _MovedTensor(original, moved, _version(moved))
 
     def _was_written(self, original: torch.Tensor, moved: torch.Tensor, version: int | None) -> bool:
         if version is not None and (moved._version != version or moved.requires_grad):

@@ -40,7 +40,7 @@ inline void read_object(PyObject *given, Phases &phases) {
 
 class Calls {
 public:
-    Ref writer, stack_walk, lane, selection, scope;
+    Ref writer, stack_walk, row_buffer, selection, scope;
     Ref micros;   // the micro step of the last outermost forward call, by root: a dict
     Ref backward_micro;  // the micro step of the call whose backward ran last, by root: a dict
     Ref called_modules;   // the modules in which something was recorded in this step: a set
@@ -135,7 +135,7 @@ public:
             while (!calls.empty() && calls.back().get() != call) drop_last(calls);
             if (!calls.empty()) drop_last(calls);
         }
-        if (scope) call_method(scope, names->left, call_in(call).site_data().name.get());
+        if (scope) call_method(scope, names->on_call_end, call_in(call).site_data().name.get());
     }
 
     // The same when an error may be set, which is kept. An error in here is reported, and raised only if it is the
@@ -215,17 +215,17 @@ public:
 
     PyObject *self() { return Object<Calls>::around(*this); }
 
-    void use(PyObject *given, PyObject *walked) {
-        writer = Ref::shared(given), stack_walk = Ref::shared(walked);
+    void use(PyObject *row_writer, PyObject *walk) {
+        writer = Ref::shared(row_writer), stack_walk = Ref::shared(walk);
         micros = Ref::made(PyDict_New()), backward_micro = Ref::made(PyDict_New()),
             called_modules = Ref::made(PySet_New(nullptr));
-        const Ref lanes = attribute(writer, names->lanes);
+        const Ref buffers = attribute(writer, names->row_buffers);
         PyObject *calls, *others;
-        if (lanes.get() == Py_None) return;
-        if (!PyArg_ParseTuple(lanes, "OOn", &calls, &others, &batch_)) throw PythonError();
-        lane = Ref::shared(calls);
+        if (buffers.get() == Py_None) return;
+        if (!PyArg_ParseTuple(buffers, "OOn", &calls, &others, &batch_)) throw PythonError();
+        row_buffer = Ref::shared(calls);
         appending_ = find_appending();
-        if (appending_ && !appending_->are_calls(lane)) appending_ = nullptr;
+        if (appending_ && !appending_->are_calls(row_buffer)) appending_ = nullptr;
     }
 
 private:
@@ -321,12 +321,12 @@ private:
         row.kind = text_of(site.kind, owned[0]), row.site = text_of(site.name, owned[1]);
         row.type = text_of(site.type, owned[2]), row.phase = text_of(name_of(phase), owned[0]);
         if (args != Py_None) row.args = text_of(args, owned[3]);
-        const Py_ssize_t count = appending_->append_call(lane, &row);
+        const Py_ssize_t count = appending_->append_call(row_buffer, &row);
         if (count < 0) throw PythonError();
-        if (count >= batch_) call_method(writer, names->crowded, lane.get());
+        if (count >= batch_) call_method(writer, names->batch_ready, row_buffer.get());
     }
 
-    const Appending *appending_ = nullptr;  // appends rows to the lane; nullptr when the writer takes each row
+    const Appending *appending_ = nullptr;  // appends rows to `row_buffer`; nullptr when the writer takes each row
     Py_ssize_t batch_ = 0;
     int64_t seq_ = 0;
     std::unordered_map<std::string, std::shared_ptr<Numbers>> numbers_;  // by the names of sites

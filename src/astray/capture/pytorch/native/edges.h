@@ -64,8 +64,8 @@ public:
     }
 
     // The index of the input at this output of a node.
-    size_t find(const Node *node, uint32_t output) const { return look(node, output); }
-    size_t find_leaf(const at::TensorImpl *leaf) const { return look(leaf, 0); }
+    size_t find(const Node *node, uint32_t output) const { return index_of(node, output); }
+    size_t find_leaf(const at::TensorImpl *leaf) const { return index_of(leaf, 0); }
     size_t find(const GraphTensor &tensor) const {
         return tensor.node ? find(tensor.node.get(), tensor.output) : find_leaf(tensor.impl());
     }
@@ -87,7 +87,7 @@ private:
         return {tensor.impl(), 0};
     }
 
-    size_t look(const void *what, uint32_t output) const {
+    size_t index_of(const void *what, uint32_t output) const {
         const std::pair<const void *, uint32_t> wanted(what, output);
         if (!many_.empty()) {
             const auto found = many_.find(wanted);

@@ -337,7 +337,7 @@ public:
     Ref dispatch(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         if (kwargs == Py_None) kwargs = nullptr;
         if (!PyTuple_Check(args) || (kwargs && !PyDict_Check(kwargs)))
-            raise(PyExc_TypeError, "A mode is told of a call by its function, a tuple and a dict of arguments.");
+            raise(PyExc_TypeError, "A mode is given a call as its function, a tuple and a dict of arguments.");
         return is_op ? dispatch_op(func, args, kwargs, skip_own_frame) : dispatch_function(func, args, kwargs,
             skip_own_frame);
     }

@@ -162,7 +162,7 @@ constexpr std::array<const char *, 5> kRoleNames = {"input", "output", "paramete
 
 struct TensorNames {
     Ref launches = interned("_launches"), index = interned("_index"), slots = interned("_slots");
-    Ref tensor_row = interned("tensor_row"), crowded = interned("crowded"), stale = interned("stale");
+    Ref tensor_row = interned("tensor_row"), batch_ready = interned("batch_ready"), stale = interned("stale");
     std::array<Ref, 5> roles = {interned(kRoleNames[0]), interned(kRoleNames[1]), interned(kRoleNames[2]),
                                 interned(kRoleNames[3]), interned(kRoleNames[4])};
 };
@@ -258,7 +258,7 @@ inline Ref CachedMeasurement::statistics() const {
 
 // How tensors of one layout are measured on one device: the kernel and its arguments.
 struct LaunchPlan {
-    Ref slots;  // identifies the device: each ring has one `Slots`
+    Ref slots;  // identifies the device: each measurer has one `Slots`
     const Dtype *dtype;
     Ref kernel;
     long alignment;

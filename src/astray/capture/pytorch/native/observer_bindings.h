@@ -137,15 +137,15 @@ inline int init(PyObject *self, PyObject *args, PyObject *) {
                               &given[12], &given[13]))
             throw PythonError();
         TensorObserver &observer = of(self);
-        Ref *members[] = {&observer.parameter_type, &observer.devices,      &observer.rings,        &observer.stream,
+        Ref *members[] = {&observer.parameter_type, &observer.devices,      &observer.cuda_measurers,      &observer.stream,
                           &observer.measure_together, &observer.make_identity,     &observer.unfilled,
                               &observer.writer,
-                          &observer.lane,           &observer.slow_observe, &observer.slow_observe_unread,
+                          &observer.row_buffer, &observer.slow_observe, &observer.slow_observe_unread,
                           &observer.slow_written,   &observer.slow_changed, &observer.slow_measure};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
         observer.batch = batch;
         observer.appending = find_appending();
-        if (observer.appending && !observer.appending->are_tensors(observer.lane)) observer.appending = nullptr;
+        if (observer.appending && !observer.appending->are_tensors(observer.row_buffer)) observer.appending = nullptr;
         observer.launching = find_launching();
         if (measuring != Py_None) {
             observer.measuring = static_cast<const Measuring *>(PyCapsule_GetPointer(measuring, MEASURING));

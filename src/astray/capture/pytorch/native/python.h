@@ -145,7 +145,7 @@ struct Object {
 
     static Value &in(PyObject *object) { return reinterpret_cast<Object *>(object)->value; }
     static Value &checked(PyObject *object) {
-        if (!is(object)) raise(PyExc_TypeError, "%R is no %s.", object, type->tp_name);
+        if (!is(object)) raise(PyExc_TypeError, "%R is not of type %s.", object, type->tp_name);
         return in(object);
     }
     static bool is(PyObject *object) { return PyObject_TypeCheck(object, type); }

@@ -11,9 +11,9 @@
 namespace astray {
 
 struct Names {
-    Ref added = interned("added"), call_row = interned("call_row"), crowded = interned("crowded"),
+    Ref added = interned("added"), call_row = interned("call_row"), batch_ready = interned("batch_ready"),
         failed = interned("failed"), follows = interned("_follows_recorded"), grad = interned("grad"),
-        is_in_scope = interned("_is_in_scope"), lanes = interned("lanes"), left = interned("left"),
+        is_in_scope = interned("_is_in_scope"), row_buffers = interned("row_buffers"), on_call_end = interned("on_call_end"),
         missed = interned("missed"), outermost = interned("_outermost_micro"), remove = interned("remove"),
         wants = interned("wants");
 };

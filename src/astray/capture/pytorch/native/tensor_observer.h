@@ -32,10 +32,11 @@ struct NamedDevice {
 
 class TensorObserver {
    public:
-    Ref parameter_type, tensor_type, devices, rings, stream, measure_together, make_identity, unfilled, writer, lane;
+    Ref parameter_type, tensor_type, devices, cuda_measurers, stream, measure_together, make_identity, unfilled, writer;
+    Ref row_buffer;
     Ref slow_observe, slow_observe_unread, slow_written, slow_changed, slow_measure;
     std::array<Dtype, static_cast<size_t>(c10::ScalarType::NumOptions)> types;
-    const Appending *appending = nullptr;  // appends rows to the lane; NULL when the writer takes each row
+    const Appending *appending = nullptr;  // appends rows to `row_buffer`; NULL when the writer takes each row
     const Measuring *measuring = nullptr;  // NULL when memory of this process is measured in Python
     const Launching *launching = nullptr;  // NULL when kernels are not launched natively
     Py_ssize_t batch = 0;
@@ -62,7 +63,7 @@ class TensorObserver {
     template <class Visit>
     void each(Visit visit) {
         for (Ref *one : {&slow_observe, &slow_observe_unread, &slow_written, &slow_changed, &slow_measure,
-                         &measure_together, &writer, &rings})
+                         &measure_together, &writer, &cuda_measurers})
             visit(*one);
     }
 
@@ -79,11 +80,11 @@ class TensorObserver {
     bool is_on_cpu(const Identity &identity) const;
     Ref memory_of(const Identity &identity) const;
     CachedMeasurement measure_on_cpu(const Identity &identity);
-    std::shared_ptr<LaunchPlan> read_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity,
+    std::shared_ptr<LaunchPlan> read_launch_plan(PyObject *measurer, PyObject *slots, const Identity &identity,
                                                  long alignment);
-    std::shared_ptr<LaunchPlan> find_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity);
+    std::shared_ptr<LaunchPlan> find_launch_plan(PyObject *measurer, PyObject *slots, const Identity &identity);
     int64_t launch_into(Slots *slots, const LaunchPlan &plan, uint64_t stream, uint64_t address) const;
-    int64_t measure_on_device(PyObject *ring, const Identity &identity);
+    int64_t measure_on_device(PyObject *measurer, const Identity &identity);
     CachedMeasurement measure_first(const at::Tensor &tensor, const Identity &identity, PyObject *device,
                                     const Row &row);
     void measure_group(const std::vector<std::pair<at::Tensor, Identity>> &group);
@@ -157,14 +158,14 @@ inline CachedMeasurement TensorObserver::measure_on_cpu(const Identity &identity
     return cached;
 }
 
-// Reads from the ring how tensors of a layout are launched. Empty when the ring does not know the layout yet, or
+// Reads from the measurer how tensors of a layout are launched. Empty when it does not know the layout yet, or
 // launches it in another way.
-inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *ring, PyObject *slots,
+inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *measurer, PyObject *slots,
                                                                     const Identity &identity, long alignment) {
     const Ref key = Ref::made(Py_BuildValue("OOOlOO", identity.dtype->name.get(), identity.layout->shape_tuple().get(),
                                             identity.layout->stride_tuple().get(), alignment, Py_None,
                                             statistics ? Py_True : Py_False));
-    const Ref launches = Ref::made(PyObject_GetAttr(ring, tensor_names().launches.get()));
+    const Ref launches = Ref::made(PyObject_GetAttr(measurer, tensor_names().launches.get()));
     const Ref found = Ref::shared(PyDict_GetItemWithError(launches.get(), key.get()));
     PyObject *launch, *arguments;
     unsigned long long programs;
@@ -191,14 +192,14 @@ inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *ri
     return plan;
 }
 
-inline std::shared_ptr<LaunchPlan> TensorObserver::find_launch_plan(PyObject *ring, PyObject *slots,
+inline std::shared_ptr<LaunchPlan> TensorObserver::find_launch_plan(PyObject *measurer, PyObject *slots,
                                                                     const Identity &identity) {
     const long alignment = static_cast<long>(identity.address % 16);
     for (const auto &plan : identity.layout->plans)
         if (plan->slots.get() == slots && plan->dtype == identity.dtype && plan->alignment == alignment &&
             plan->statistics == statistics)
             return plan;
-    return read_launch_plan(ring, slots, identity, alignment);
+    return read_launch_plan(measurer, slots, identity, alignment);
 }
 
 // Launches a kernel into the next slot. Returns its ticket, or −1 when Python has to do it. The slots are locked during
@@ -216,7 +217,7 @@ inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan,
     words[kFirstRow] = static_cast<uint64_t>(slots->used);
     words[kSlot] = static_cast<uint64_t>(slots->count);
     const int64_t programs = static_cast<int64_t>(plan.programs);
-    // Every 64th launch is left to the ring, which checks the time.
+    // Every 64th launch is left to the measurer, which checks the time.
     if (slots->has_stream && slots->stream == stream && slots->count % 64 && slots->count < slots->most &&
         slots->used + programs <= slots->partials && launching->launch(plan.kernel.get(), plan.programs, stream,
             words) == 0) {
@@ -228,14 +229,14 @@ inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan,
 }
 
 // Has a tensor measured on its device. Returns the ticket, or −1 when Python has to do it.
-inline int64_t TensorObserver::measure_on_device(PyObject *ring, const Identity &identity) {
+inline int64_t TensorObserver::measure_on_device(PyObject *measurer, const Identity &identity) {
     if (!launching) return -1;
-    const Ref slots = attribute(ring, tensor_names().slots);
+    const Ref slots = attribute(measurer, tensor_names().slots);
     if (!launching->are_slots(slots)) return -1;
-    const Ref current = Ref::made(PyObject_CallOneArg(stream, attribute(ring, tensor_names().index)));
+    const Ref current = Ref::made(PyObject_CallOneArg(stream, attribute(measurer, tensor_names().index)));
     const uint64_t raw = PyLong_AsUnsignedLongLongMask(current);
     if (PyErr_Occurred()) throw PythonError();
-    const std::shared_ptr<LaunchPlan> plan = find_launch_plan(ring, slots, identity);
+    const std::shared_ptr<LaunchPlan> plan = find_launch_plan(measurer, slots, identity);
     return plan ? launch_into(reinterpret_cast<Slots *>(slots.get()), *plan, raw, identity.address) : -1;
 }
 
@@ -244,9 +245,9 @@ inline CachedMeasurement TensorObserver::measure_first(const at::Tensor &tensor,
                                                        PyObject *device, const Row &row) {
     if (!values && is_on_cpu(identity)) return measure_on_cpu(identity);
     if (!values) {
-        const Ref ring = Ref::shared(PyDict_GetItemWithError(rings, device));
-        if (!ring && PyErr_Occurred()) throw PythonError();
-        const int64_t ticket = ring ? measure_on_device(ring, identity) : -1;
+        const Ref measurer = Ref::shared(PyDict_GetItemWithError(cuda_measurers, device));
+        if (!measurer && PyErr_Occurred()) throw PythonError();
+        const int64_t ticket = measurer ? measure_on_device(measurer, identity) : -1;
         if (ticket >= 0) return CachedMeasurement::of_ticket(ticket);
     }
     const Ref owner = Ref::made(THPStorage_Wrap(tensor.storage()));
@@ -304,9 +305,9 @@ inline void TensorObserver::write_row(const TensorRow &row, const Identity &iden
                                       const CachedMeasurement &cached,
                              PyObject *device) {
     if (appending) {
-        const Py_ssize_t count = appending->append_tensor(lane, &row);
+        const Py_ssize_t count = appending->append_tensor(row_buffer, &row);
         if (count < 0) throw PythonError();
-        if (count >= batch) call_method(writer, tensor_names().crowded, lane.get());
+        if (count >= batch) call_method(writer, tensor_names().batch_ready, row_buffer.get());
         return;
     }
     const auto or_none = [](const Ref &object) { return object ? object.get() : Py_None; };
@@ -357,8 +358,8 @@ inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &ide
     if (number < 0) {
         Memory &memory = memories.of(identity.storage);
         number = memories.value(memory, identity.version);
-        MeasuredView *there = memories.find(identity);
-        if (there) there->cached = cached, there->number = number;
+        MeasuredView *view = memories.find(identity);
+        if (view) view->cached = cached, view->number = number;
         else memory.views.push_back(MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
                                                  cached, number});
     }
