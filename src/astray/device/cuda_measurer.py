@@ -19,7 +19,7 @@ import torch
 
 from astray.device import layout, triton_kernels
 from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture, unobserved
-from astray.device.tickets import CAPTURED, SLOTS, WIDTH, Rows, Segment, Tickets
+from astray.device.tickets import CAPTURED, SLOTS, WIDTH, ResultRows, Segment, Tickets
 from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import ShardPosition, Strided
 
@@ -240,10 +240,10 @@ class CudaMeasurer:
         self._slots.stream = last.cuda_stream
         count = segment.count
 
-        def fetch() -> Rows:
+        def fetch() -> ResultRows:
             relax_capture()
             arrived.synchronize()
-            rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
+            rows: ResultRows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
             self._pinned.append(host)
             return rows
 

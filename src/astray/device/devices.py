@@ -17,7 +17,7 @@ import torch
 from astray.device import torch_kernels
 from astray.device.launcher import NoKernelsError, unobserved
 from astray.device.staging import HOST_BYTES, NotStagedError, Staging
-from astray.device.tickets import CAPTURED, SLOTS, WIDTH, Rows, Segment, Tickets
+from astray.device.tickets import CAPTURED, SLOTS, WIDTH, ResultRows, Segment, Tickets
 from astray.interrupts import interrupt_of, pass_interrupt
 from astray.log import logger
 from astray.stats import ShardPosition, Strided
@@ -192,10 +192,10 @@ def _send(segment: Segment, rows: torch.Tensor) -> None:
         pass_interrupt(error)
         host, arrived = rows.cpu(), None
 
-    def fetch() -> Rows:
+    def fetch() -> ResultRows:
         if arrived is not None:
             arrived.synchronize()
-        fetched: Rows = host.numpy().T.copy()
+        fetched: ResultRows = host.numpy().T.copy()
         assert fetched.shape[0] == WIDTH
         return fetched
 

@@ -48,11 +48,11 @@ WIDTH = len(FIELDS)
 
 _BAD = np.array([np.nan, np.inf, -np.inf, 0.0])  # no row has the last
 
-Rows = npt.NDArray[np.int64]
+ResultRows = npt.NDArray[np.int64]
 """Shaped (WIDTH, number of rows)."""
 
 
-def measurements(rows: Rows) -> Measurements:
+def measurements(rows: ResultRows) -> Measurements:
     """The statistics and fingerprints of whole tensors."""
     finite, zeros, nan, inf = (rows[FIELDS.index(name)] for name in ("finite", "zeros", "nan", "inf"))
     mean, spread, low, high = (rows[FIELDS.index(name)].view(np.float64) for name in ("mean", "spread", "low", "high"))
@@ -88,15 +88,15 @@ class Segment:
         self.number = number
         self.count = 0
         self.lost: str | None = None
-        self._fetch: Callable[[], Rows] | None = None
-        self._rows: Rows | None = None
+        self._fetch: Callable[[], ResultRows] | None = None
+        self._rows: ResultRows | None = None
         self._fetching = threading.Lock()
 
     def ticket(self, slot: int, statistics: bool) -> int:
         """The ticket for a slot; it also says whether statistics are measured beside the fingerprint."""
         return (self.number * SLOTS + slot) * 2 + statistics
 
-    def send(self, fetch: Callable[[], Rows]) -> None:
+    def send(self, fetch: Callable[[], ResultRows]) -> None:
         """Its copy to the host has begun: `fetch` waits until it has arrived. Nothing is added from now on."""
         self._fetch = fetch
 
@@ -108,7 +108,7 @@ class Segment:
     def is_due(self) -> bool:
         return self._fetch is not None or self.lost is not None
 
-    def rows(self) -> Rows | None:
+    def rows(self) -> ResultRows | None:
         """Its rows, once they have arrived; None when they are lost."""
         with self._fetching:
             if self._rows is None and self.lost is None and self._fetch is not None:

@@ -31,7 +31,7 @@ _NUMBERS_OF_TENSOR = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan
 
 
 @dataclass
-class LeftOut:
+class SkippedRows:
     """How many rows have no head-room, and why."""
 
     total: int = 0  # how many rows there were to choose from
@@ -69,7 +69,7 @@ class Observations:
     """
 
     def __init__(self, run: RunData, steps: StepSelection, ranks: Collection[int] | None = None) -> None:
-        self.left_out = LeftOut()
+        self.left_out = SkippedRows()
         words: dict[str, dict[Any, int]] = {name: {} for name in (*OF_CALL, *OF_TENSOR)}
         chosen = [rank for number, rank in run.ranks.items() if ranks is None or number in ranks]
         parts = [_columns(rank, words, steps, self.left_out) for rank in chosen]
@@ -100,7 +100,7 @@ class Observations:
 
 
 def _columns(
-    rank: RankRun, words: dict[str, dict[Any, int]], steps: StepSelection, left_out: LeftOut
+    rank: RankRun, words: dict[str, dict[Any, int]], steps: StepSelection, left_out: SkippedRows
 ) -> dict[str, npt.NDArray[Any]]:
     calls, tensors = rank.calls, rank.tensors
     rows = _measured(rank, steps, left_out)
@@ -115,7 +115,7 @@ def _columns(
     return columns
 
 
-def _measured(rank: RankRun, steps: StepSelection, left_out: LeftOut) -> Ints:
+def _measured(rank: RankRun, steps: StepSelection, left_out: SkippedRows) -> Ints:
     """The rows with floating-point statistics in these steps; the others are counted."""
     tensors, at = rank.tensors, rank.call_rows
     wanted = at >= 0

@@ -17,7 +17,7 @@ from astray.errors import UsageError
 from astray.headroom.dtype_limits import DtypeLimits, limits, targets
 from astray.headroom.measures import PlaceMeasures, ShareBelow, ShareBounds, at_least, lost, measure
 from astray.headroom.motion import WeightMotion
-from astray.headroom.observations import Floats, Ints, LeftOut, Observations, StatisticColumns
+from astray.headroom.observations import Floats, Ints, Observations, SkippedRows, StatisticColumns
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RunData, Table
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
@@ -39,7 +39,12 @@ class Risk:
     """
 
     def __init__(
-        self, run: RunData, table: Table, left_out: LeftOut, targets: list[DtypeLimits], loss_scales: dict[str, float]
+        self,
+        run: RunData,
+        table: Table,
+        left_out: SkippedRows,
+        targets: list[DtypeLimits],
+        loss_scales: dict[str, float],
     ) -> None:
         self.run = run
         self.table = table

@@ -285,7 +285,7 @@ def _compared(
     alone: bool,
 ) -> ValueDocument:
     if reference is not None and candidate is not None:
-        common = reference.kept.both(candidate.kept)
+        common = reference.kept.intersection(candidate.kept)
         left, right = reference.narrowed(common), candidate.narrowed(common)
         if left.size == right.size and left.complex == right.complex and left.kept == right.kept:
             return ValueDocument(_kept(left), compare_values(left, right), _partial(left))

@@ -197,8 +197,8 @@ def test_shared_in_columns():
 def test_a_selection_is_narrowed_to_what_both_have():
     values = np.arange(12).reshape(3, 4)
     whole, part, sample = KeptSelection(None, -1), KeptSelection("1:2", -1), KeptSelection("1:2", 2)
-    assert whole.both(part) == part
-    assert sample.both(whole) == part.both(sample) == sample
+    assert whole.intersection(part) == part
+    assert sample.intersection(whole) == part.intersection(sample) == sample
     assert whole.narrow(values, part).tolist() == [[4, 5, 6, 7]]
     assert part.narrow(values[1:2], part).tolist() == [[4, 5, 6, 7]]
     expected = values[1][sample_positions(4, 2)].tolist()

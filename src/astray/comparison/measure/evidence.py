@@ -257,8 +257,8 @@ class KeptSelection(NamedTuple):
     part: str | None
     sampled: int
 
-    def both(self, other: KeptSelection) -> KeptSelection:
-        """What two sides have in common that share anything."""
+    def intersection(self, other: KeptSelection) -> KeptSelection:
+        """What both sides kept. Only for sides that `shared_source` lets compare."""
         return KeptSelection(self.part if self.part is not None else other.part, max(self.sampled, other.sampled))
 
     def narrow(self, values: npt.NDArray[Any], to: KeptSelection) -> npt.NDArray[Any]:

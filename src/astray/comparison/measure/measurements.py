@@ -213,7 +213,7 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     reference, candidate = evidence.read_reference(rows[0]), evidence.read_candidate(rows[1])
     if reference is None or candidate is None:
         return None
-    common = selections[0].both(selections[1])
+    common = selections[0].intersection(selections[1])
     reference, candidate = selections[0].narrow(reference, common), selections[1].narrow(candidate, common)
     if reference.size != candidate.size:
         return None

@@ -26,7 +26,7 @@ SIDES = ("reference", "candidate")
 INTERNAL = ("row", "call")
 """Row numbers in the runs' tables. They are in `pairs` for programs, and are not shown."""
 
-Rows = slice | npt.NDArray[np.integer[Any]]
+RowIndex = slice | npt.NDArray[np.integer[Any]]
 ALL = slice(None)
 
 
@@ -60,7 +60,7 @@ class Columns:
     def __getitem__(self, name: str) -> ColumnCells:
         return self.at(name, ALL)
 
-    def at(self, name: str, rows: Rows) -> ColumnCells:
+    def at(self, name: str, rows: RowIndex) -> ColumnCells:
         """A column at some rows."""
         if name in self._statistics:
             return self._statistic(*self._statistics[name], rows)
@@ -68,7 +68,7 @@ class Columns:
         column = column.take(rows) if isinstance(column, DictionaryColumn) else column[rows]
         return ColumnCells(column, _known(column))
 
-    def _statistic(self, name: str, side: str, rows: Rows) -> ColumnCells:
+    def _statistic(self, name: str, side: str, rows: RowIndex) -> ColumnCells:
         """A statistic as one run recorded it. Mean and std fall back on what the kept values gave."""
         ranks, at = self.pairs.numbers("rank")[rows], self.pairs.numbers(f"row_{side}")[rows]
         kind = np.float64 if name in MOMENTS else np.int64 if name in COUNTS else np.uint64
