@@ -23,9 +23,9 @@ from astray.part import whole_shape
 from astray.records import Frame
 from astray.stats import dtypes
 
-Stacks = Callable[[int], list[Frame]]
+ReadStack = Callable[[int], list[Frame]]
 
-Values = Callable[[int], npt.NDArray[Any] | None]
+ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """The values of a row of the step's tensors as they were stored; None when they were not kept."""
 
 MOST_CALLS = 8
@@ -35,14 +35,14 @@ _NO_BOUNDS = CallInterval()
 _SHRINKING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
 
 
-def describe_origins(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
+def describe_origins(origins: Origins, rank: int, stacks: ReadStack | None, values: ReadValues | None) -> list[Alarm]:
     """One alarm for each origin of a step, the earliest first."""
     describer = _OriginDescriber(origins, stacks, values)
     return [describer.alarm(trace, rank) for trace in origins.traces]
 
 
 class _OriginDescriber:
-    def __init__(self, origins: Origins, stacks: Stacks | None, values: Values | None) -> None:
+    def __init__(self, origins: Origins, stacks: ReadStack | None, values: ReadValues | None) -> None:
         self.origins, self.rows = origins, origins.rows
         self._stacks, self._values = stacks, values
 
@@ -212,7 +212,7 @@ def _underflow_sentence(rows: StepView, maker: int, row: int, stack: tuple[Frame
 _CELLS = ("dtype", "shape", "first_bad", "first_bad_value", "placement")
 
 
-def first_bad(rows: StepView, row: int, values: Values | None) -> Element | None:
+def first_bad(rows: StepView, row: int, values: ReadValues | None) -> Element | None:
     """The first element of a tensor that is not finite; None where that is not known."""
     return recorded_element(rows.tensors[list(_CELLS)].row(row)) or _element_in_values(rows, row, values)
 
@@ -236,7 +236,7 @@ def recorded_element(cells: Mapping[str, Any]) -> Element | None:
     return Element(_unravelled(position, shape), value, "imaginary" if imaginary else "real", whole)
 
 
-def _element_in_values(rows: StepView, row: int, values: Values | None) -> Element | None:
+def _element_in_values(rows: StepView, row: int, values: ReadValues | None) -> Element | None:
     tensors = rows.tensors
     is_partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
     raw = values(row) if values is not None and not is_partial else None

@@ -19,14 +19,14 @@ from astray.errors import RunError, UsageError
 from astray.formatting import figures
 from astray.formatting.page import GREEN, MARGIN, WIDTH, YELLOW, TextPage
 from astray.nonfinite.alarm import Alarm, add_alarm, location_of
-from astray.nonfinite.details import Stacks, Values, describe_origins
+from astray.nonfinite.details import ReadStack, ReadValues, describe_origins
 from astray.nonfinite.origins import Origins
 from astray.nonfinite.step_rows import StepView, function_of
 from astray.records import SKIPPED_UPDATE, STOPPED_BY_GUARD
 from astray.steps import StepSelection
 from astray.store import RankRun, RunData, Table, open_run
 
-Collective = tuple[int, str, int]
+CollectiveKey = tuple[int, str, int]
 """Identifies a call of a collective, the same on every rank: micro step, site and number of the call."""
 
 _RANGE_KINDS = frozenset({"overflow", "unknown"})
@@ -49,7 +49,7 @@ class StepFindings:
     harmless: int = 0
     scaled: bool = False
     updated: bool = False
-    sent: frozenset[Collective] = frozenset()
+    sent: frozenset[CollectiveKey] = frozenset()
 
     @property
     def is_skippable(self) -> bool:
@@ -62,8 +62,8 @@ def step_alarms(
     tensors: Table,
     *,
     rank: int = 0,
-    stacks: Stacks | None = None,
-    values: Values | None = None,
+    stacks: ReadStack | None = None,
+    values: ReadValues | None = None,
     stopped: bool = False,
 ) -> StepFindings:
     """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
@@ -75,7 +75,7 @@ def step_alarms(
 
 
 def findings_of(
-    rows: StepView, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
+    rows: StepView, rank: int, stacks: ReadStack | None, values: ReadValues | None, stopped: bool = False
 ) -> StepFindings:
     """`step_alarms` for rows that are a `StepView` already."""
     origins = Origins(rows, stopped)
@@ -90,7 +90,7 @@ def findings_of(
     )
 
 
-def _sent(rows: StepView) -> set[Collective]:
+def _sent(rows: StepView) -> set[CollectiveKey]:
     calls = {rows.call_of[row] for row in rows.bad if rows.is_input(row)}
     micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
     return {

@@ -111,7 +111,7 @@ def kind_of(case: OriginCase) -> AccidentKind:
     return next((kind for kind in kinds if kind is not None), None) or _unknown(case)
 
 
-def _rules(case: OriginCase) -> Iterator[Rule]:
+def _rules(case: OriginCase) -> Iterator[AccidentRule]:
     yield _constant
     named = (BACKWARD if case.forward else FORWARD).get(case.function)
     if named is not None:
@@ -242,7 +242,7 @@ def _unknown(case: OriginCase) -> AccidentKind:
 # -- rules: how a function makes NaN or infinity of finite numbers -----------------------------------------------------
 
 
-Rule = Callable[[OriginCase], AccidentKind | None]
+AccidentRule = Callable[[OriginCase], AccidentKind | None]
 
 _ADD_EPSILON = "Add an epsilon to the divisor, or mask these elements before dividing."
 _USE_LOGITS = (
@@ -335,7 +335,7 @@ def _exponential(case: OriginCase) -> AccidentKind | None:
     )
 
 
-FORWARD: dict[str, Rule] = {
+FORWARD: dict[str, AccidentRule] = {
     **dict.fromkeys(("div", "rdiv", "reciprocal", "fmod", "remainder"), _division),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), _logarithm),
     **dict.fromkeys(("sqrt", "rsqrt"), _root),
@@ -346,7 +346,7 @@ FORWARD: dict[str, Rule] = {
 """By the name of the function, also for ops of the backward pass."""
 
 
-def _derivative(word: str, why: str, advice: str = _FIX_ZEROS) -> Rule:
+def _derivative(word: str, why: str, advice: str = _FIX_ZEROS) -> AccidentRule:
     """A rule for a derivative that is infinite or undefined at zero, where the function itself is finite."""
 
     def rule(case: OriginCase) -> AccidentKind | None:
@@ -363,7 +363,7 @@ def _deviation(case: OriginCase) -> AccidentKind | None:
     return None if result is None else AccidentKind("std of a constant", f"{zeros(result)}. {why}", _FIX_ZEROS)
 
 
-BACKWARD: dict[str, Rule] = {
+BACKWARD: dict[str, AccidentRule] = {
     "sqrt": _derivative("sqrt at zero", "Its derivative 1/(2·sqrt(x)) is infinite, or NaN where the gradient is zero."),
     "rsqrt": _derivative("sqrt at zero", "Its derivative is infinite there."),
     "pow": _derivative("power at zero", "The derivative of a power below one is infinite there."),

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["float", "int", "bool", "complex"]
+NumberKind = Literal["float", "int", "bool", "complex"]
 Array = npt.NDArray[Any]
 
 
@@ -27,7 +27,7 @@ class DType(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: NumberKind
     itemsize: int
     storage: np.dtype[Any]
     part: str

@@ -15,7 +15,7 @@ from torch import nn
 import astray
 from astray.errors import RunError, RunExists
 from astray.foreign.saving_hook import Limit, SavingTranslator, open_dump, recognises, translate
-from astray.foreign.saving_hook.files import FOLDERS, FileName, Folder, compose, parse
+from astray.foreign.saving_hook.files import FOLDERS, FileName, FolderName, compose, parse
 from astray.records import Key
 from astray.store import RunData, RunInfo, RunWriter, open_run
 from astray.store.convert import StepBatches
@@ -76,7 +76,7 @@ TRAP = "_micro_step_7_layer_name_x_of_param_name_"
         ("tensors", "notes.txt", None),
     ],
 )  # fmt: skip
-def test_a_name_says_what_was_saved(folder: Folder, name: str, saved: FileName | None) -> None:
+def test_a_name_says_what_was_saved(folder: FolderName, name: str, saved: FileName | None) -> None:
     assert parse(folder, name) == saved
 
 
@@ -382,7 +382,7 @@ class _Piece:
 
 
 def test_limits(native: RunData, tmp_path: Path) -> None:
-    limits: dict[Folder, Limit] = {"tensors": Limit(total=10), "grads": Limit(per_step=2)}
+    limits: dict[FolderName, Limit] = {"tensors": Limit(total=10), "grads": Limit(per_step=2)}
     translator = convert(native, tmp_path, limits=limits)
     count = {folder: len(list((tmp_path / folder / "rank_0").iterdir())) for folder in FOLDERS}
     assert count == {"tensors": 10, "grads": 6}

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import astray
 from astray.compat.saving_hook import register_hook, register_saving_hook, remove_saving_hook
 from astray.errors import RecordError
-from astray.foreign.saving_hook.files import FileName, Folder, parse
+from astray.foreign.saving_hook.files import FileName, FolderName, parse
 from astray.store.convert import convert
 from integration.distributed.launching import torchrun
 from small_models import MODELS, build, same_bits, train
@@ -97,7 +97,7 @@ def model() -> Iterator[nn.Module]:
     remove_saving_hook(one)
 
 
-def files(path: Path, folder: Folder, rank: int = 0) -> dict[FileName, np.ndarray[Any, Any]]:
+def files(path: Path, folder: FolderName, rank: int = 0) -> dict[FileName, np.ndarray[Any, Any]]:
     """What was saved, in order."""
     found = {}
     for file in (path / folder / f"rank_{rank}").iterdir():

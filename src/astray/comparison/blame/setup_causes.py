@@ -14,7 +14,7 @@ import numpy as np
 
 from astray.comparison.blame.weights import has_role
 from astray.comparison.rows import Bools, Ints
-from astray.comparison.setup.setup_difference import Kind, SetupDifference
+from astray.comparison.setup.setup_difference import DifferenceKind, SetupDifference
 from astray.comparison.verdict import BAD, Verdict
 from astray.graph.keys import one_key
 from astray.records import ROOT
@@ -30,7 +30,7 @@ NUMERICAL = (
 names count only where the results of their module are wrong."""
 
 
-_EVERYWHERE: tuple[Kind, ...] = ("precision", "kernel", "layout", "seed", "device", "version", "environment")
+_EVERYWHERE: tuple[DifferenceKind, ...] = ("precision", "kernel", "layout", "seed", "device", "version", "environment")
 """Kinds that can change any call, when they are about no site; those first that change more."""
 
 

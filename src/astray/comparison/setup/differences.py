@@ -17,9 +17,9 @@ from astray.comparison.select.pairs import natural
 from astray.comparison.setup.arguments import argument_findings
 from astray.comparison.setup.setup_difference import (
     ABSENT,
+    DifferenceKind,
     Effect,
     Finding,
-    Kind,
     SetupDifference,
     effect_of,
     epsilon_of,
@@ -119,7 +119,7 @@ def _of_wholes(reference: RunData, candidate: RunData) -> Iterator[Finding]:
 
 
 _EFFECTS: tuple[Effect, ...] = ("changes results", "changes rounding", "none known")
-_ORDER: tuple[Kind, ...] = (
+_ORDER: tuple[DifferenceKind, ...] = (
     "optimizer", "module", "argument", "data type", "precision", "kernel", "layout", "seed", "device", "version",
     "environment",
 )  # fmt: skip

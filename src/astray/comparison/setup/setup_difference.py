@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from astray.stats import dtypes
 
-Kind = Literal[
+DifferenceKind = Literal[
     "optimizer",
     "module",
     "argument",
@@ -52,7 +52,7 @@ class SetupDifference:
     name: str
     reference: Any
     candidate: Any
-    kind: Kind
+    kind: DifferenceKind
     expected_effect: Effect
     sentence: str
     epsilon: float | None = None
@@ -114,7 +114,7 @@ UNMOVED = {
 }  # fmt: skip
 """Classes of torch that do the same in training and in evaluation."""
 
-_KINDS: dict[str, Kind] = {
+_KINDS: dict[str, DifferenceKind] = {
     "module": "module",
     "config": "module",
     "optimizer": "optimizer",
@@ -133,11 +133,11 @@ _UNITS = {"ieee": 2.0**-24, "highest": 2.0**-24, "off": 2.0**-24, "tf32": 2.0**-
 """Unit roundoffs: half the spacing of the numbers just above 1."""
 
 
-def kind_of(finding: Finding) -> Kind:
+def kind_of(finding: Finding) -> DifferenceKind:
     """What kind of difference it is."""
     subject, name = finding.subject, finding.name
     if subject == "parameter":
-        kinds: dict[str, Kind] = {"dtype": "data type", "placement": "layout"}
+        kinds: dict[str, DifferenceKind] = {"dtype": "data type", "placement": "layout"}
         return kinds.get(name, "module")
     if subject in ("module", "config", "argument"):
         if name.endswith("_implementation"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from astray.comparison.setup.setup_difference import ABSENT, Finding
-from astray.comparison.setup.timelines import History, Settings, Timelines, at, first_difference
+from astray.comparison.setup.timelines import SettingHistories, SettingHistory, Timelines, at, first_difference
 from astray.comparison.setup.wording import WRITTEN
 from astray.records import ROOT
 
@@ -36,7 +36,7 @@ def findings(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
 def _plain(subject: str, reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
     """Of things that both runs have, the values that both have; of the environment also what only one has."""
     sites_reference, sites_candidate = reference.of(subject), candidate.of(subject)
-    unset: History = [(steps[0], None)]
+    unset: SettingHistory = [(steps[0], None)]
     for site in sites_reference:
         if site not in sites_candidate:
             continue
@@ -69,7 +69,7 @@ def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
 
 
 def _module(
-    site: str, reference: Settings, candidate: Settings, steps: Sequence[int], is_whole: bool
+    site: str, reference: SettingHistories, candidate: SettingHistories, steps: Sequence[int], is_whole: bool
 ) -> Iterator[Finding]:
     kind = _class(reference)
     is_same_class = kind == _class(candidate)
@@ -95,7 +95,7 @@ def _of_tensor(site: str, name: str) -> tuple[str, str, str]:
     return "parameter", tensor if site == ROOT else f"{site}.{tensor}", setting
 
 
-def _class(settings: Settings) -> str:
+def _class(settings: SettingHistories) -> str:
     history = settings.get("class")
     return str(history[-1][1]) if history else ""
 
@@ -126,7 +126,7 @@ def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) 
             yield Finding("autocast", site, _class(classes.get(site, {})), "autocast", *found[1:], found[0])
 
 
-def _around(known: dict[str, Settings], site: str) -> Settings | None:
+def _around(known: dict[str, SettingHistories], site: str) -> SettingHistories | None:
     parts = site.split(".")
     names = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
     return next((known[name] for name in (*names, ROOT) if "autocast" in known.get(name, {})), None)
@@ -150,9 +150,9 @@ def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]
     )
 
 
-def _by_label(groups: dict[str, Settings]) -> dict[str, list[Settings]]:
+def _by_label(groups: dict[str, SettingHistories]) -> dict[str, list[SettingHistories]]:
     """The parameter groups of each optimizer; of `AdamW/param_groups.0` it is `AdamW`."""
-    found: dict[str, list[Settings]] = {}
+    found: dict[str, list[SettingHistories]] = {}
     for site, settings in groups.items():
         found.setdefault(site.partition("/")[0], []).append(settings)
     return found
@@ -166,7 +166,7 @@ def _paired(reference: list[str], candidate: list[str]) -> list[tuple[str, str]]
 
 
 def _optimizer(
-    label: str, reference: list[Settings], candidate: list[Settings], steps: Sequence[int]
+    label: str, reference: list[SettingHistories], candidate: list[SettingHistories], steps: Sequence[int]
 ) -> Iterator[Finding]:
     classes = _class(reference[0]), _class(candidate[0])
     if classes[0] != classes[1]:
@@ -193,7 +193,7 @@ def _optimizer(
 
 
 def _shared_groups(
-    reference: list[Settings], candidate: list[Settings], steps: Sequence[int]
+    reference: list[SettingHistories], candidate: list[SettingHistories], steps: Sequence[int]
 ) -> Iterator[tuple[int, int, list[str]]]:
     """Which groups have parameters in common, and which; those of the same number where that is not known."""
     for number, group in enumerate(reference):
@@ -207,7 +207,7 @@ def _shared_groups(
                 yield number, partner, members
 
 
-def _members(group: Settings, steps: Sequence[int]) -> list[str]:
+def _members(group: SettingHistories, steps: Sequence[int]) -> list[str]:
     """The parameters of a group. Those without a name get their place in it, whatever the optimizer's name is."""
     found = at(group.get("parameters"), steps[-1])
     names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
@@ -215,8 +215,8 @@ def _members(group: Settings, steps: Sequence[int]) -> list[str]:
 
 
 def _memberships(
-    reference: dict[str, list[Settings]],
-    candidate: dict[str, list[Settings]],
+    reference: dict[str, list[SettingHistories]],
+    candidate: dict[str, list[SettingHistories]],
     renamed: dict[str, str],
     steps: Sequence[int],
 ) -> Iterator[Finding]:
@@ -233,7 +233,7 @@ def _memberships(
             yield Finding("optimizer", name, "", "parameters", ABSENT, f"{renamed.get(label, label)}, {rest}")
 
 
-def _places(optimizers: dict[str, list[Settings]], steps: Sequence[int]) -> dict[str, str]:
+def _places(optimizers: dict[str, list[SettingHistories]], steps: Sequence[int]) -> dict[str, str]:
     return {
         name: f"{label}, group {number}"
         for label, groups in optimizers.items()

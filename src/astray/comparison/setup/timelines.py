@@ -21,10 +21,10 @@ from astray.records import Setup
 from astray.safe_text import parse_json
 from astray.store import RankRun
 
-History = list[tuple[int, Any]]
+SettingHistory = list[tuple[int, Any]]
 """The values of one thing, each with the step from which it held."""
 
-Settings = dict[str, History]
+SettingHistories = dict[str, SettingHistory]
 
 
 class Timelines:
@@ -37,7 +37,7 @@ class Timelines:
         self, rows: Sequence[Setup], *, is_whole: bool, mapping: Mapping | None = None, offset: int = 0
     ) -> None:
         self.is_whole = is_whole
-        self._of: dict[str, dict[str, Settings]] = defaultdict(dict)
+        self._of: dict[str, dict[str, SettingHistories]] = defaultdict(dict)
         for row in rows:
             site = row.site if mapping is None else _renamed(row.subject, row.site, mapping)
             settings = self._of[row.subject].setdefault(site, {})
@@ -46,7 +46,7 @@ class Timelines:
                     value = _renamed_value(row.subject, name, value, mapping)
                 settings.setdefault(name, []).append((row.step + offset, value))
 
-    def of(self, subject: str) -> dict[str, Settings]:
+    def of(self, subject: str) -> dict[str, SettingHistories]:
         """Everything of that kind, by site."""
         return self._of.get(subject, {})
 
@@ -69,7 +69,7 @@ def read_timelines(rank: RankRun, mapping: Mapping | None = None, offset: int = 
     return Timelines(rows or list(_read_from_tables(rank)), is_whole=bool(rows), mapping=mapping, offset=offset)
 
 
-def at(history: History | None, step: int) -> Any:
+def at(history: SettingHistory | None, step: int) -> Any:
     """The value in a step; `ABSENT` where none is known."""
     if not history:
         return ABSENT
@@ -78,7 +78,7 @@ def at(history: History | None, step: int) -> Any:
 
 
 def first_difference(
-    reference: History, candidate: History, steps: Sequence[int]
+    reference: SettingHistory, candidate: SettingHistory, steps: Sequence[int]
 ) -> tuple[int | None, Any, Any] | None:
     """The first of some steps, in order, in which two histories differ, and both values.
 

@@ -17,7 +17,7 @@ from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import Progress
 from astray.errors import AstrayError, RunError
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import FOLDERS, RESULTS, Folder, RankListing, list_rank, rank_folders
+from astray.foreign.saving_hook.files import FOLDERS, RESULTS, FolderName, RankListing, list_rank, rank_folders
 from astray.formatting.terminal import COULD_NOT, print_note, print_report
 from astray.formatting.terminal import Progress as ProgressLine
 from astray.report.atomic_files import atomic_file
@@ -46,7 +46,7 @@ class CheckerRow(NamedTuple):
 class CheckerResult(NamedTuple):
     """The results of one rank, and their files, which are not written where they would be empty."""
 
-    folder: Folder
+    folder: FolderName
     rank: int
     rows: list[CheckerRow]
     notes: list[tuple[str, str]]
@@ -57,7 +57,7 @@ class CheckerResult(NamedTuple):
 class RankFolders(NamedTuple):
     """One rank of one folder, and its paths in A and B; None where there is no such rank."""
 
-    folder: Folder
+    folder: FolderName
     rank: int
     homes: tuple[Path | None, Path | None]
 
@@ -74,10 +74,10 @@ def plan(a: Path, b: Path) -> tuple[list[RankFolders], list[str]]:
     return jobs, problems
 
 
-def _ranks(path: Path, problems: list[str]) -> dict[Folder, dict[int, Path]]:
+def _ranks(path: Path, problems: list[str]) -> dict[FolderName, dict[int, Path]]:
     if not path.is_dir():
         raise RunError(f"{path} is not a folder." if path.exists() else f"{path} does not exist.")
-    ranks: dict[Folder, dict[int, Path]] = {}
+    ranks: dict[FolderName, dict[int, Path]] = {}
     for folder in FOLDERS:
         ranks[folder], of_folder = rank_folders(path, folder)
         problems += of_folder

@@ -33,8 +33,8 @@ from astray.wording import counted
 
 NAME = "saving_hook"
 
-Folder = Literal["tensors", "grads"]
-FOLDERS: tuple[Folder, ...] = ("tensors", "grads")
+FolderName = Literal["tensors", "grads"]
+FOLDERS: tuple[FolderName, ...] = ("tensors", "grads")
 RESULTS = "compare_rst"
 """The folder of the checker's results, beside the folders of ranks."""
 
@@ -75,7 +75,7 @@ class RankListing(NamedTuple):
     problems: list[str]
 
 
-def parse(folder: Folder, name: str) -> FileName | None:
+def parse(folder: FolderName, name: str) -> FileName | None:
     """The name of a file in this folder in its parts; None when it has another form.
 
     >>> parse("grads", "grad_idx_3_of_param_name_linear_0.w_0_micro_step_2.npy")
@@ -96,7 +96,7 @@ def parse(folder: Folder, name: str) -> FileName | None:
     return FileName(int(match[1]), _unescape(site) or ROOT, _unescape(match[2]), int(match[4]), path)
 
 
-def compose(folder: Folder, name: FileName) -> str | None:
+def compose(folder: FolderName, name: FileName) -> str | None:
     """The name of a file; None when it would be longer than a name can be."""
     site = _escape("" if name.site == ROOT else name.site)
     if folder == "tensors":
@@ -118,7 +118,7 @@ def rank_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]]:
+def rank_folders(path: Path, folder: FolderName) -> tuple[dict[int, Path], list[str]]:
     """The folders of ranks in `path/folder`, and problems with its other content. Raises RunError."""
     if not (path / folder).is_dir():
         return {}, []
@@ -136,7 +136,7 @@ def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]
     return dict(sorted(ranks.items())), [sentence] if strange else []
 
 
-def list_rank(home: Path, folder: Folder) -> RankListing:
+def list_rank(home: Path, folder: FolderName) -> RankListing:
     """The files in the folder of a rank."""
     try:
         paths = entries(home)
@@ -212,7 +212,7 @@ def recognises(path: Path) -> bool:
 
 def open_dump(path: Path) -> RunData:
     """Open the dump at `path`. What cannot be read is listed in `problems`; raises RunError where there is nothing."""
-    homes: dict[Folder, dict[int, Path]] = {}
+    homes: dict[FolderName, dict[int, Path]] = {}
     problems: list[str] = []
     for folder in FOLDERS:
         homes[folder], of_folder = rank_folders(path, folder)
@@ -231,9 +231,9 @@ def open_dump(path: Path) -> RunData:
     return RunData(path, info, read, problems)
 
 
-def _read_rank(rank: int, homes: dict[Folder, Path]) -> DumpRank:
+def _read_rank(rank: int, homes: dict[FolderName, Path]) -> DumpRank:
     rows = DumpRows()
-    by_micro: dict[tuple[int, Folder], list[TensorFile]] = {}
+    by_micro: dict[tuple[int, FolderName], list[TensorFile]] = {}
     for folder, home in homes.items():
         listed = list_rank(home, folder)
         rows.problems += listed.problems

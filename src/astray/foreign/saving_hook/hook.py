@@ -24,7 +24,7 @@ from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
 from astray.foreign.live_writer import LiveWriter
 from astray.foreign.saving_hook import Limit, SavingTranslator, translate
-from astray.foreign.saving_hook.files import Folder, list_rank
+from astray.foreign.saving_hook.files import FolderName, list_rank
 from astray.foreign.saving_hook.writer import ACCUMULATED, RECOMPUTED
 from astray.log import logger
 from astray.records import ANY_CALL, ROOT
@@ -37,7 +37,7 @@ _active: list[_ModelSaving] = []
 """What is being saved in this process."""
 
 
-def save(model: Any, path: Path, classes: Sequence[str] | None, limits: Mapping[Folder, Limit]) -> None:
+def save(model: Any, path: Path, classes: Sequence[str] | None, limits: Mapping[FolderName, Limit]) -> None:
     """Save the outputs of the leaf layers of these classes, and the gradients of their parameters, from now on."""
     names = _choose(model, classes)
     if not names:
@@ -88,7 +88,7 @@ class _ModelSaving:
         self._recorders: list[_FolderRecorder] = []
         self._handle: Any = None
 
-    def start(self, names: Sequence[str], limits: Mapping[Folder, Limit]) -> None:
+    def start(self, names: Sequence[str], limits: Mapping[FolderName, Limit]) -> None:
         """Begin. Removes everything again where it fails."""
         _active.append(self)
         # Before the recorders' own hooks: a recording that is full ends before it observes the call.
@@ -134,8 +134,8 @@ class _FolderRecorder:
     translator: SavingTranslator
     _writer: LiveWriter
 
-    def __init__(self, saving: _ModelSaving, folder: Folder, limit: Limit, settings: RecordingOptions) -> None:
-        self._folder: Folder = folder
+    def __init__(self, saving: _ModelSaving, folder: FolderName, limit: Limit, settings: RecordingOptions) -> None:
+        self._folder: FolderName = folder
         self._limit = limit
         self._recorder = BaseRecorder(saving.path, saving.model, overwrite=True, writer=self._open, **settings)
         self._recorder.start()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from astray.errors import RunExists
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import FileName, Folder, compose, is_draft, parse, rank_folders
+from astray.foreign.saving_hook.files import FileName, FolderName, compose, is_draft, parse, rank_folders
 from astray.stats.dtypes import DTYPES
 from astray.store.columns import Table
 from astray.store.run import RankRun, to_numpy_dtype
@@ -36,18 +36,18 @@ class Limit(NamedTuple):
     per_step: int = 0
 
 
-UNLIMITED: Mapping[Folder, Limit] = {"tensors": Limit(), "grads": Limit()}
+UNLIMITED: Mapping[FolderName, Limit] = {"tensors": Limit(), "grads": Limit()}
 
 
 def translate(
-    path: Path, rank: int, info: RunInfo, *, overwrite: bool, limits: Mapping[Folder, Limit] = UNLIMITED
+    path: Path, rank: int, info: RunInfo, *, overwrite: bool, limits: Mapping[FolderName, Limit] = UNLIMITED
 ) -> SavingTranslator:
     """Prepare the folders of a rank, and return the translator that writes into them.
 
     limits: of each folder that is written. Raises RunExists where there are files already, unless they may be
     overwritten: then the files of this format are removed, and nothing else.
     """
-    homes: dict[Folder, Path] = {folder: path / folder / f"rank_{rank}" for folder in limits}
+    homes: dict[FolderName, Path] = {folder: path / folder / f"rank_{rank}" for folder in limits}
     with recording_errors(path):
         for folder, home in homes.items():
             _clear(home, folder, overwrite)
@@ -59,7 +59,7 @@ def translate(
     return SavingTranslator(homes, limits)
 
 
-def _clear(home: Path, folder: Folder, overwrite: bool) -> None:
+def _clear(home: Path, folder: FolderName, overwrite: bool) -> None:
     if not home.is_dir():
         return
     old = [file for file in home.iterdir() if parse(folder, file.name) is not None or is_draft(file.name)]
@@ -75,12 +75,12 @@ def _clear(home: Path, folder: Folder, overwrite: bool) -> None:
 class SavingTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(self, homes: Mapping[Folder, Path], limits: Mapping[Folder, Limit]) -> None:
+    def __init__(self, homes: Mapping[FolderName, Path], limits: Mapping[FolderName, Limit]) -> None:
         self.lost: Counter[str] = Counter()
         self._homes = homes
         self._limits = limits
-        self._saved: Counter[Folder] = Counter()
-        self._saved_of_micro: Counter[tuple[Folder, int]] = Counter()
+        self._saved: Counter[FolderName] = Counter()
+        self._saved_of_micro: Counter[tuple[FolderName, int]] = Counter()
         self._calls = _RecentCalls()
         self._saved_added: set[int] = set()  # calls whose `added` gradient has been saved
 
@@ -118,7 +118,7 @@ class SavingTranslator:
     def close(self, end: End) -> None:
         """Nothing more will come."""
 
-    def _folder_of(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[Folder | None, str]:
+    def _folder_of(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[FolderName | None, str]:
         """The folder that a tensor is saved in; None and a description of what is lost where there is none."""
         if call.kind == "parameter" and role == "gradient":
             if path == "added":
@@ -139,13 +139,13 @@ class SavingTranslator:
             return None, "an output of a module with others in it"
         return "tensors", ""
 
-    def _may_save(self, folder: Folder, micro: int) -> bool:
+    def _may_save(self, folder: FolderName, micro: int) -> bool:
         total, per_step = self._limits[folder]
         if 0 < total <= self._saved[folder]:
             return False
         return per_step <= 0 or self._saved_of_micro[folder, micro] < per_step
 
-    def _save(self, folder: Folder, call: _SavedCall, path: str, rows: RankRun, row: int) -> None:
+    def _save(self, folder: FolderName, call: _SavedCall, path: str, rows: RankRun, row: int) -> None:
         values = rows.values(row)
         tensors, dtype = rows.tensors, rows.tensors["dtype"][row]
         if values is None or dtype not in DTYPES:

@@ -19,7 +19,7 @@ from astray.foreign.msprobe import names as api
 from astray.records import Kind, Phase, Role, Statistics
 from astray.wording import numeral
 
-Side = Literal["input", "output"]
+Direction = Literal["input", "output"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class TensorName(NamedTuple):
     prefix: str
     function: str
     phase: Phase
-    side: Side
+    side: Direction
     path: str
 
     @property
@@ -115,7 +115,7 @@ def parse(text: str) -> TensorName | None:
         return None
     number, prefix, function, phase, side, path = match.groups()
     count = None if number is None else int(number)
-    return TensorName(count, prefix, function, cast(Phase, phase), cast(Side, side), (path or ".")[1:])
+    return TensorName(count, prefix, function, cast(Phase, phase), cast(Direction, side), (path or ".")[1:])
 
 
 def site(prefix: str, function: str) -> FunctionSite:
@@ -149,7 +149,7 @@ def stem(kind: str, type: str, code: str) -> str | None:
     return None if dotted is None else dotted.replace(".", "_", 1)
 
 
-def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Side, str]:
+def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Direction, str]:
     """The side of a tensor and the text of its position there.
 
     function: the last part of the call's site. role, path: as in astray's records.
@@ -164,7 +164,7 @@ def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Si
         return "output", position if position or phase != "backward" else "0"
     if path.startswith(api.NODE):  # the run was read from such a dump
         return "input", path[len(api.NODE) :]
-    side: Side = "input" if (role == "input") == (phase != "backward") else "output"
+    side: Direction = "input" if (role == "input") == (phase != "backward") else "output"
     return side, api.positional(function, path)
 
 

@@ -22,7 +22,7 @@ from astray.errors import RunError, RunExists
 from astray.foreign import array_files as npy
 from astray.foreign.torch_npu.arrays import tensor_files
 from astray.foreign.torch_npu.lines import as_numbers, format_numbers, summarise
-from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, Side, path_order, stem, written_path
+from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, Direction, path_order, stem, written_path
 from astray.records import Phase, Role, Statistics
 from astray.stats import DTYPES
 from astray.store.run import RankRun
@@ -219,7 +219,7 @@ class CallRow(NamedTuple):
 class CallTensor(NamedTuple):
     """A tensor of a call, to be written. `summary` is set where `values` are only its first elements."""
 
-    side: Side
+    side: Direction
     path: str
     dtype: str
     shape: tuple[int, ...]

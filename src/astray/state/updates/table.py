@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from astray.formatting.figures import counted, dtype, error, shape
 from astray.formatting.page import TextTable
 
-Verdict = Literal["right", "wrong", "not updated", "wrong state", "moved without gradient", "idle", "unchecked"]
+UpdateVerdict = Literal["right", "wrong", "not updated", "wrong state", "moved without gradient", "idle", "unchecked"]
 
 WRONG = frozenset({"wrong", "not updated", "wrong state", "moved without gradient"})
 _ORDER = ["not updated", "wrong", "moved without gradient", "wrong state", "unchecked", "right", "idle"]
@@ -32,7 +32,7 @@ class Update:
     dtype: str
     optimizer: str
     lr: float
-    verdict: Verdict
+    verdict: UpdateVerdict
     why: str
     """In words; empty where all is right."""
     made: float = math.nan
@@ -153,7 +153,7 @@ def judged(facts: Mapping[str, Any], why: str | None, numbers: Mapping[str, floa
     )
 
 
-def _verdict(numbers: Mapping[str, float], factor: float, why: str | None, count: int) -> tuple[Verdict, str]:
+def _verdict(numbers: Mapping[str, float], factor: float, why: str | None, count: int) -> tuple[UpdateVerdict, str]:
     beyond, states = int(numbers["beyond"]), int(numbers["states"])
     if why is not None:
         return ("moved without gradient", f"{why}, yet {beyond} of {count} elements moved") if beyond else ("idle", why)

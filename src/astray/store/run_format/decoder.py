@@ -27,7 +27,7 @@ from astray.store.run_format.rows import AnyCells
 from astray.store.safe_paths import open_file
 
 Mask = npt.NDArray[np.bool_] | None
-Absent = frozenset[schema.Column]
+AbsentColumns = frozenset[schema.Column]
 
 BUFFERS = {"string": 3, "list<int64>": 4}
 """How many Arrow buffers a column has: a bitmap of validity and the data (2), offsets, and a list's own bitmap."""
@@ -74,7 +74,9 @@ def _memory() -> int:
         return sys.maxsize
 
 
-def _count_sound(file: int, batches: list[BatchLocation], columns: tuple[schema.Column, ...], absent: Absent) -> int:
+def _count_sound(
+    file: int, batches: list[BatchLocation], columns: tuple[schema.Column, ...], absent: AbsentColumns
+) -> int:
     """How many batches can be decoded before the first that cannot."""
     for number, batch in enumerate(batches):
         try:
@@ -93,7 +95,7 @@ def decode(
     file: int,
     batches: list[BatchLocation],
     columns: tuple[schema.Column, ...],
-    absent: Absent = frozenset(),
+    absent: AbsentColumns = frozenset(),
 ) -> Table:
     """Read batches and join them, column by column. Columns that are `absent` from the file become nulls."""
     joined = read_joined(file, batches, sum(_widths(columns, absent)))
@@ -111,11 +113,11 @@ def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column,
     return _joined(JoinedBuffers(rows, sizes, [np.concatenate(same) for same in zip(*each, strict=True)]), columns)
 
 
-def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
+def _widths(columns: tuple[schema.Column, ...], absent: AbsentColumns) -> list[int]:
     return [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
 
 
-def _without_padding(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent) -> JoinedBuffers:
+def _without_padding(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: AbsentColumns) -> JoinedBuffers:
     """Buffers that hold nothing but their rows, so that those of one batch follow those of another.
 
     astray writes only such. Arrow allows bytes behind the last row, and strings that begin and end within their data,
@@ -151,7 +153,7 @@ def _without_padding(joined: JoinedBuffers, columns: tuple[schema.Column, ...], 
     return JoinedBuffers(joined.rows, sizes, buffers)
 
 
-def _joined(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
+def _joined(joined: JoinedBuffers, columns: tuple[schema.Column, ...], absent: AbsentColumns = frozenset()) -> Table:
     """The table of the buffers of all columns that are not `absent`."""
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
@@ -180,7 +182,7 @@ def _nulls(column: schema.Column, rows: int) -> Column:
     return np.full(rows, {"float64": np.nan, "uint64": 0}.get(column.type, -1), column.type)
 
 
-def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[Absent, str | None]:
+def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[AbsentColumns, str | None]:
     """Compare the schema in a file with `columns`: which optional columns it lacks, and what is wrong if anything.
 
     A file that was cut before its schema has no rows either.

@@ -31,7 +31,7 @@ from astray.store.run_format.rows import (
     TICKET,
     VALUE_NUMBER,
     AnyCells,
-    Buffer,
+    ArrowBuffer,
     Encoded,
     EncodedCells,
     ListCells,
@@ -218,11 +218,11 @@ _MESSAGE_FIELDS = (12, 20, 16, 18, 4, 8)
 _BATCH_FIELDS = (10, 20, 8, 4, 16)
 
 
-def record_batch(rows: int, columns: Sequence[Encoded]) -> list[Buffer]:
+def record_batch(rows: int, columns: Sequence[Encoded]) -> list[ArrowBuffer]:
     """The bytes of a batch, as pieces that follow one another in the file."""
     counts: list[int] = []
     extents: list[int] = []
-    pieces: list[Buffer] = []
+    pieces: list[ArrowBuffer] = []
     end = 0
     for nulls, buffers in columns:
         counts += (rows, nulls)

@@ -23,10 +23,10 @@ from astray.wording import as_utf8
 
 Row = tuple[Any, ...]
 
-Buffer = bytes | memoryview
+ArrowBuffer = bytes | memoryview
 """Bytes; `len` is how many."""
 
-Encoded = tuple[int, tuple[Buffer, ...]]
+Encoded = tuple[int, tuple[ArrowBuffer, ...]]
 """How many nulls a column has, and its buffers in Arrow's order. One that is not needed is empty."""
 
 CellType = tuple[str, bool]
