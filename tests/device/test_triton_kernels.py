@@ -149,7 +149,9 @@ def test_the_last_word_may_be_cut_short(machine: Machine, dtype: str) -> None:
         check(result, expected(view, dtype), dtype)
 
 
-@pytest.mark.parametrize("dtype", slow_but(FLOATS, "bfloat16", "float64", "float8_e5m2"))
+@pytest.mark.parametrize(
+    "dtype", slow_but(FLOATS, "bfloat16", "float64", *(name for name in FLOATS if "float8" in name))
+)
 def test_nan_and_infinity_poison_nothing(machine: Machine, dtype: str) -> None:
     whole = tensor(dtype, (1200,))
     bits = whole.view(getattr(torch, f"uint{8 * whole.element_size()}"))

@@ -15,6 +15,7 @@ import pytest
 from astray.errors import RunError, RunExists
 from astray.records import Call
 from astray.store import RunInfo, RunWriter, open_run
+from astray.store.run_format.folder import move_ranks
 
 
 def record(path: Path, info: RunInfo, rank: int = 0, *, steps: int = 1, **options: object) -> None:
@@ -171,3 +172,16 @@ def test_a_moved_run_still_opens(tmp_path: Path, info: RunInfo, call: Callable[.
     record(tmp_path / "a", info)
     shutil.move(tmp_path / "a", tmp_path / "b")
     assert open_run(tmp_path / "b").complete
+
+
+def test_ranks_of_children_join_the_run_of_rank_0(tmp_path: Path, info: RunInfo) -> None:
+    """As when a program starts its command line again for the other ranks, and is rank 0 itself."""
+    run, children = tmp_path / "run", tmp_path / "run.ranks"
+    record(run, info)
+    record(children, info, rank=1, steps=3)
+    (children / "run.json").unlink(missing_ok=True)
+    move_ranks(run, children, 2)
+    joined = open_run(run)
+    assert joined.info.world_size == 2
+    assert [len(rank.calls) for rank in joined.ranks.values()] == [1, 3]
+    assert not children.exists()
