@@ -26,8 +26,8 @@ def tried(home: Path, first: int, count: int, only: list[str] | None = None) -> 
 
 
 def test_some_seeds(home: Path) -> None:
-    tried(home, 0, 3, ["modules", "ranks", "msprobe", "torch-save"])
-    tried(home, LATE, 3, ["modules", "ranks", "msprobe", "torch-save"])
+    tried(home, 0, 8, ["modules", "ranks", "msprobe", "torch-save"])
+    tried(home, LATE, 8, ["modules", "ranks", "msprobe", "torch-save"])
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_what_was_found_late(home: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *range(1000, 1500, 100), LATE, *range(LATE + 1000, LATE + 1300, 100)])
+@pytest.mark.parametrize("first", [*range(1000, 1500, 100), *range(LATE + 1000, LATE + 1300, 100)])
 def test_more_seeds(home: Path, first: int) -> None:
     tried(home, first, 100)
 
