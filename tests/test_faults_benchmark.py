@@ -177,6 +177,7 @@ def test_no_alarm_is_a_miss() -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = run("--only", "mask-off-by-one,rerun", "--setting", "modules", "--json", str(file))

@@ -332,6 +332,14 @@ def test_options_behind_the_script_are_the_programs_and_that_is_said(
     assert f"astray: recording into runs/train-1. {said}" in done.stderr
     done = command("run", "-o", "y", "train.py", "--keep=tensors", "2")
     assert (done.returncode, "astray: --keep=tensors stands behind train.py" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_options_behind_a_script_that_takes_them_are_not_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
     assert "stands behind" not in command("run", "-o", "z", "train.py", "--keep=tensors", "0").stderr
 
 

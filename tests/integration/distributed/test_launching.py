@@ -37,6 +37,7 @@ def check(run: astray.Run) -> None:
     assert (run.path / "rank1" / "end.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_script_under_torchrun_is_recorded_unchanged(tmp_path: Path) -> None:
     torchrun(TRAIN, "ddp", tmp_path)
     run = astray_run(tmp_path / "recorded", "ddp")

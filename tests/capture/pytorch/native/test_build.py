@@ -59,6 +59,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         build.built()
 
 
+@pytest.mark.slow
 def test_processes_that_come_at_once_build_once(tmp_path: Path) -> None:
     compiler, log = tmp_path / "compiler", tmp_path / "log"
     copied = build.built()
