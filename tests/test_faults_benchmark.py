@@ -108,6 +108,7 @@ def test_a_fault_is_found_and_scored(bench: Any, fault: str, setting: str, found
     assert part("scoring").score(first, planted.expected(chosen), chosen) == "exact"
 
 
+@pytest.mark.slow
 def test_a_rerun_is_bit_identical(bench: Any) -> None:
     comparison = bench.measure(part("catalogue").CONTROLS["rerun"], part("declared").SETTINGS["modules"]).comparison
     assert comparison.counts["identical"] == len(comparison.pairs) > 1000

@@ -142,7 +142,7 @@ assert os.path.isabs(__file__), __file__
 """
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("command", ["run", pytest.param("check", marks=pytest.mark.slow)])
 def test_a_script_may_go_before_it_imports_torch(folders: tuple[Path, Path], command: str) -> None:
     home, away = folders
     (home / "train.py").write_text(SCRIPT.format(away=str(away), value="float('nan')"))

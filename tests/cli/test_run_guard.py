@@ -43,6 +43,7 @@ def test_a_script_is_stopped_and_its_recording_has_all_of_it(tmp_path: Path) -> 
     assert (run.steps, run.complete, run.alarms()[0].step) == ([0, 1, 2, 3], True, 3)
 
 
+@pytest.mark.slow
 def test_or_is_warned_in_the_words_of_the_command_and_goes_on(tmp_path: Path) -> None:
     done = run_script(tmp_path, BAD + "sys.exit(7)\n", "--guard=warn", "--spike", "1000")
     assert (done.returncode, len(done.stdout.splitlines())) == (7, 6)

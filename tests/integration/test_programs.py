@@ -58,7 +58,7 @@ def test_bits(program: Program, level: tuple[str, ...], keep: str, recordings: R
     assert run.problems == []
 
 
-@pytest.mark.parametrize(("program", "level", "keep"), matrix(ALL, None))
+@pytest.mark.parametrize(("program", "level", "keep"), matrix(ALL, None, None))
 def test_two_recordings_agree(program: Program, level: tuple[str, ...], keep: str, recordings: Recordings) -> None:
     if program.racy:
         pytest.skip("which call comes first is left to the threads")

@@ -91,6 +91,7 @@ def test_an_evaluation_belongs_to_the_step_that_follows(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_trainings_agree_and_another_seed_does_not(tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         recorded(tmp_path / name, seed=seed)
@@ -118,6 +119,7 @@ def test_after_an_exception_nothing_remains_and_what_came_before_it_is_there(tmp
     assert run.steps == [0]
 
 
+@pytest.mark.slow
 def test_a_second_training_ends_the_first_recording_and_gets_its_own(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, callbacks=[AstrayCallback(tmp_path / "run"), Failing()])
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -50,7 +50,10 @@ def test_every_instruction_set_gives_the_same_bits(native: Any, dtype: str) -> N
     assert all(other == found[0] for other in found)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "int64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "uint8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float64", "bfloat16", "int64"))],
+)
 def test_threads_do_not_change_a_bit(native: Any, dtype: str) -> None:
     x = np.abs(random_values(3_000_000, 1, special=True))
     y = np.abs(nearby(x, 2))

@@ -252,6 +252,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_dark_and_light_can_both_be_read(fresh: Any) -> None:
     paper = "getComputedStyle(document.querySelector('.pairs')).backgroundColor"
     light = fresh.evaluate(paper)

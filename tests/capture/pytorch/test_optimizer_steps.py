@@ -22,6 +22,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import astray
+from pairwise import grid
 from recorded_rows import outline, rows
 from small_models import MODELS, Residual, build, same_bits
 
@@ -169,8 +170,12 @@ def test_the_numbers_are_those_of_the_optimizer_and_no_bit_changes(name: str, tm
     assert rows(run, phase="update", role="state") == []  # as the step before has left it
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("level", ["module", "function", "op"])
+@grid(
+    kind=MODELS,
+    level=["module", "function", "op"],
+    ids={"kind": [kind.__name__ for kind in MODELS]},
+    pairs=False,
+)
 def test_every_model_at_every_level_keeps_its_bits(kind: type[nn.Module], level: str, tmp_path: Path) -> None:
     model = build(kind)
     bare = train(model, torch.optim.AdamW(model.parameters()))

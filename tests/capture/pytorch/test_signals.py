@@ -23,6 +23,13 @@ from recorded_rows import hooks_of, rows
 from small_models import Residual
 
 LEVELS = ("module", "function", "op")
+
+
+def quick(level: str) -> list[Any]:
+    """All levels; all but one of them are slow."""
+    return [each if each == level else pytest.param(each, marks=pytest.mark.slow) for each in LEVELS]
+
+
 HERE = Path(__file__)
 OURS = str(Path(astray.__file__).parent)
 TRIALS = 40
@@ -79,7 +86,7 @@ def step(model: nn.Module, optimizer: Any, x: torch.Tensor) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", quick("op"))
 def test_it_reaches_the_program_from_any_function_of_ours(tmp_path: Path, level: Any) -> None:
     def trial(start: int) -> tuple[SignalAt, list[Any], bool]:
         torch.manual_seed(0)
@@ -119,7 +126,7 @@ def test_it_reaches_the_program_from_any_function_of_ours(tmp_path: Path, level:
     assert not swallowed
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", quick("function"))
 def test_every_time_limit_is_kept(tmp_path: Path, level: Any) -> None:
     model = nn.Sequential(*(Residual() for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

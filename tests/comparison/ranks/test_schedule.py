@@ -328,7 +328,7 @@ print(len(found.pairs), found.first.rank)
 """
 
 
-@pytest.mark.parametrize("how", ["file", "command", "stdin"])
+@pytest.mark.parametrize("how", ["file", *(pytest.param(how, marks=pytest.mark.slow) for how in ("command", "stdin"))])
 def test_the_main_module_runs_once_wherever_it_comes_from(folder, tmp_path, how):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = {"file": [str(tmp_path / "script.py")], "command": ["-c", SCRIPT], "stdin": ["-"]}[how]
@@ -371,7 +371,7 @@ def interrupted(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]
     process.communicate()
 
 
-@pytest.mark.parametrize("signals", [os.kill, os.killpg])
+@pytest.mark.parametrize("signals", [os.kill, pytest.param(os.killpg, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all(interrupted, tmp_path, signals):
     pids = [int(file.name) for file in tmp_path.iterdir()]
     signals(interrupted.pid, signal.SIGINT)

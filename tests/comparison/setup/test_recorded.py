@@ -406,6 +406,7 @@ def test_names_go_through_the_mapping(plain: Path, tmp_path: Path) -> None:
     assert [(one.site, one.name) for one in found] == [("1.norm", "eps")]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_script(tmp_path: Path) -> None:
     """The models are found as the program runs, and its seed is set after the recording has begun."""
     script = tmp_path / "train.py"
