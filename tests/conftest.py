@@ -17,6 +17,7 @@ from astray.comparison.ranks.schedule import cores
 from record_builders import Builder, linear_program
 
 GOLDEN = Path(__file__).parent / "golden"
+LONGEST = Path(__file__).parent / "integration", Path(__file__).parent / "fuzz"
 PAGE = Path(__file__).parents[1] / "src" / "astray" / "web" / "static"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -43,7 +44,8 @@ _NEEDS: dict[str, Callable[[], str | None]] = {"gpu": _no_gpu, "browser": _no_br
 
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that what they leave out is not counted as missing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests that need what is not here, such as a GPU."""
+    """Leaves out the tests that need what is not here, such as a GPU. The long ones run first: else workers wait."""
+    items.sort(key=lambda item: not any(map(item.path.is_relative_to, LONGEST)))
     missing = config.stash[_NOT_RUN] = {}
     for mark, missed in _NEEDS.items():
         needs = [item for item in items if item.get_closest_marker(mark)]

@@ -177,6 +177,7 @@ def test_faults_of_a_small_part_are_named(small: Sequence[Any]) -> None:
         assert results.count("exact") >= least, noise
 
 
+@pytest.mark.slow
 def test_controls_of_a_small_part_are_quiet(small: Sequence[Any]) -> None:
     for noise, most in ALARMS_AT_MOST.items():
         results = [one.result for one in small if one.case.noise == noise and not one.case.fault]

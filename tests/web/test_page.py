@@ -288,6 +288,7 @@ def test_a_tab_that_shows_an_older_comparison_says_so(fresh: Any, served: Any) -
     served.workspace.open("0", "1", {}).wait()
 
 
+@pytest.mark.slow
 def test_two_runs_are_chosen_in_the_page(fresh: Any, window: Any, served: Any) -> None:
     fresh.click("text=Choose runs…")
     fresh.select_option("select[name=reference]", label="bad")
