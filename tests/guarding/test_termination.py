@@ -116,7 +116,8 @@ def test_nothing_of_it_is_left(tmp_path: Path) -> None:
 def program(path: Path, how: str) -> Iterator[subprocess.Popen[str]]:
     """A guarded program in its tenth step or so."""
     command = [sys.executable, str(HERE / "ending.py"), str(path), how]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    places = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None
         line = one.stdout.readline()

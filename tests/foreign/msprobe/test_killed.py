@@ -19,7 +19,8 @@ PROGRAM = Path(__file__).with_name("killed.py")
 
 @pytest.mark.slow  # a process that imports torch, and a second of waiting in it
 def test_a_kill_takes_nothing_but_the_last_moment(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])}
+    places = [str(PROGRAM.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     ended = subprocess.run([sys.executable, str(PROGRAM), str(tmp_path / "killed")], env=environment, check=False)
     assert ended.returncode == -signal.SIGKILL
     with debugging(task="tensor", level="mix", dump_path=tmp_path / "whole") as debugger:

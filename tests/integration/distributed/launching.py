@@ -42,7 +42,8 @@ def attempt(*command: Any, processes: int, options: tuple[str, ...]) -> tuple[in
 def start(*command: Any, processes: int = 2, options: tuple[str, ...] = (), **streams: Any) -> subprocess.Popen[str]:
     """Starts torchrun and does not wait for it."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    places = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]  # the ranks test the tree that the tests do
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     return subprocess.Popen(
         [*launcher, *options, *map(str, command)], env=environment, stdout=subprocess.PIPE, text=True, **streams
     )
