@@ -18,8 +18,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node
 from torch.compiler import is_compiling
 
-from astray.capture.engine import Engine, OpenCall
+from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.dynamo import never_compiled
+from astray.capture.pytorch.native.core import OpenCall
 from astray.capture.pytorch.shards import add_up
 
 Edge = tuple[Node, int]

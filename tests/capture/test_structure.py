@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from astray.capture.pytorch.native.core import _torch as NATIVE
 from astray.capture.structure import MOST_TENSORS, Flattener, ObjectFlattener
 
-FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
+FLAT = Flattener(NATIVE, lambda value: isinstance(value, torch.Tensor))
 
 
 def skeleton(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +55,7 @@ def test_a_result_is_named_out() -> None:
 
 
 def test_several_results_are_taken_apart_natively_as_in_python() -> None:
-    flat = Flattener(lambda value: isinstance(value, torch.Tensor), tensors=[torch.Tensor])
+    flat = Flattener(NATIVE, lambda value: isinstance(value, torch.Tensor), tensors=[torch.Tensor])
     one, parameter = torch.ones(1), torch.nn.Parameter(torch.ones(1))
     several = [(), [], (None,), (one, None, one), [one] * 3, [one] * 64, [one] * 65, (one, 2, "x"), (one, (one, one)),
                (parameter, one), torch.max(torch.ones(2, 2), 0), [{"a": one}], one]  # fmt: skip
@@ -65,12 +66,12 @@ def test_several_results_are_taken_apart_natively_as_in_python() -> None:
 
 
 def test_numbers_that_count_as_tensors_are_found_among_several_results() -> None:
-    flat = Flattener(lambda value: isinstance(value, torch.Tensor | int))
+    flat = Flattener(NATIVE, lambda value: isinstance(value, torch.Tensor | int))
     assert flat.native.result((1, torch.ones(1), 2.0))[0] == ("out.0", 1)
 
 
 def test_a_structure_met_before_is_told_from_one_that_only_equals_it() -> None:
-    flat = Flattener(lambda value: isinstance(value, complex))
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex))
     for _ in range(2):
         assert flat.arguments((1j, True), {}) == ([("0", 1j)], '{"args":["<tensor>",true]}')
         assert flat.arguments((2j, 1), {}) == ([("0", 2j)], '{"args":["<tensor>",1]}')
@@ -112,11 +113,11 @@ class Cache:
 
 
 def objects() -> ObjectFlattener:
-    return ObjectFlattener(lambda value: isinstance(value, complex))
+    return ObjectFlattener(NATIVE, lambda value: isinstance(value, complex))
 
 
 def test_an_object_is_taken_apart_and_none_of_its_code_runs() -> None:
-    flat = Flattener(lambda value: isinstance(value, complex), objects())
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex), objects())
     found, skeleton = flat.arguments((Cache(1j, 2j), object(), Cache), {"cache": Cache(3j)})
     assert found == [
         ("0.layers.0.keys", 1j), ("0.layers.1.keys", 2j), ("0.extra.mask", 7j),
@@ -128,12 +129,12 @@ def test_an_object_is_taken_apart_and_none_of_its_code_runs() -> None:
 
 
 def test_without_it_objects_are_left_alone() -> None:
-    flat = Flattener(lambda value: isinstance(value, complex))
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex))
     assert flat.arguments((Cache(1j),), {}) == ([], '{"args":["<Cache>"]}')
 
 
 def test_objects_are_taken_apart_natively_as_in_python() -> None:
-    flat = Flattener(lambda value: isinstance(value, complex), objects(), tensors=[complex])
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex), objects(), tensors=[complex])
     for args in ((Cache(1j), 2j), ([Cache(1j)],), (1j, {"past": Cache(2j)})):
         assert flat.native.arguments(args, {"cache": args[0]}) == flat._arguments(args, {"cache": args[0]})
         assert flat.native.result(args) == flat._result(args)
@@ -141,7 +142,7 @@ def test_objects_are_taken_apart_natively_as_in_python() -> None:
 
 def test_what_is_too_large_or_too_deep_is_cut_and_told() -> None:
     told: list[str] = []
-    flat = Flattener(lambda value: isinstance(value, complex), objects(), told.append)
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex), objects(), told.append)
     found, _ = flat.arguments((Cache(*(complex(number, 1) for number in range(1000))),), {})
     assert len(found) == MOST_TENSORS
     assert told == ["Cache"]
@@ -156,7 +157,7 @@ def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
     cache: Any = Cache()
     cache.layers = [one]
     step = 0
-    flat = Flattener(torch.is_tensor, ObjectFlattener(epoch=lambda: (step, 0)))
+    flat = Flattener(NATIVE, torch.is_tensor, ObjectFlattener(NATIVE, epoch=lambda: (step, 0)))
 
     def told() -> list[str]:
         return [path for path, _ in flat.arguments((cache,), {})[0]]
@@ -179,7 +180,7 @@ def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
 
 
 def test_what_was_told_may_go() -> None:
-    known = ObjectFlattener(epoch=lambda: 0)
+    known = ObjectFlattener(NATIVE, epoch=lambda: 0)
     cache: Any = Cache()
     for _ in range(5_000):  # more than are remembered
         cache.layers = [torch.zeros(1)]
@@ -224,7 +225,7 @@ def test_slots_and_containers_of_odd_classes_are_read_by_python_alone() -> None:
 
 
 def test_lists_met_before_are_told_apart_by_kind_length_and_depth() -> None:
-    flat = Flattener(lambda value: isinstance(value, complex), tensors=(complex,), values=(range,))
+    flat = Flattener(NATIVE, lambda value: isinstance(value, complex), tensors=(complex,), values=(range,))
     deep: Any = 9j
     for _ in range(20):
         deep = [deep]

@@ -37,6 +37,7 @@ class Adapter(Protocol):
     """What the recorder needs of a framework."""
 
     framework: str
+    native: Any  # its compiled module, which has what native/core.pyi says
     internal: tuple[str, ...]  # folders whose frames are not part of the user's program
     reader: TensorReader
     spell: Callable[[FrameType], Spelling | None] | None  # how functions were called; None where no format needs it

@@ -1,8 +1,9 @@
 """One recording in progress: which calls are recorded, and steps, pauses and the end. `Observer` records tensors.
 
-An adapter calls it when a call starts and ends. The hot path is C++ (`Calls` in pytorch/native/), built when this
-module is first imported; this module has what depends on the settings. Runs while the user's program waits, possibly on
-several threads at once. Adapters catch exceptions raised here and report them through `failed`.
+An adapter calls it when a call starts and ends. The hot path is C++ (`Calls` in native/), which each adapter compiles
+into its own module; `engine_for` joins the two. This module has what depends on the settings. Runs while the user's
+program waits, possibly on several threads at once. Adapters catch exceptions raised here and report them through
+`failed`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from types import FrameType
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.adapters import TensorReader
+from astray.capture.adapters import Adapter
 from astray.capture.observer import Observer
-from astray.capture.pytorch.native.build import load
 from astray.capture.selection import RecordingSelection, Scope
 from astray.capture.settings import Settings
 from astray.capture.setup_log import SetupLog
@@ -23,16 +24,13 @@ from astray.capture.stacks import Stacks
 from astray.interrupts import interrupt_of
 from astray.log import logger
 from astray.process import WeakRegistry
-from astray.records import ANY_CALL, Call, Kind, Spelling
+from astray.records import ANY_CALL, Call, Kind
 from astray.store import BackgroundWriter
 
 if TYPE_CHECKING:
-    from astray.capture.pytorch._torch import Calls, OpenCall, Site
+    from astray.capture.native.core import Calls, OpenCall, Site
 else:
-    _torch = load()
-    Calls, OpenCall, Site = _torch.Calls, _torch.OpenCall, _torch.Site
-
-__all__ = ["Engine", "OpenCall", "Site"]
+    Calls = object  # `engine_for` adds the compiled class
 
 _SITES_NAMED = 5
 
@@ -47,16 +45,10 @@ class Engine(Calls):
     and updates are still recorded.
     """
 
-    def __init__(
-        self,
-        writer: BackgroundWriter,
-        settings: Settings,
-        reader: TensorReader,
-        internal: tuple[str, ...],
-        spell: Callable[[FrameType], Spelling | None] | None = None,
-    ) -> None:
-        super().__init__(writer, Stacks(writer.stack, internal, spell).capture)
-        self.tensors = Observer(writer, reader, settings)
+    def __init__(self, writer: BackgroundWriter, settings: Settings, adapter: Adapter) -> None:
+        stacks = Stacks(adapter.native.StackWalk, writer.stack, adapter.internal, adapter.spell)
+        super().__init__(writer, stacks.capture)
+        self.tensors = Observer(writer, adapter.reader, settings)
         self._set_observer(self.tensors.native)
         self.setup = SetupLog(writer.setup)
         self.on_outermost: Callable[[str], None] | None = None  # called at each call of an outermost module
@@ -232,6 +224,16 @@ class Engine(Calls):
                 "astray could not record %s (%s: %s). The program is not affected; what is missing is listed in the "
                 "run's end.json.", doing, type(error).__name__, error,
             )  # fmt: skip
+
+
+def engine_for(adapter: Adapter, writer: BackgroundWriter, settings: Settings) -> Engine:
+    """The engine of a recording, on the compiled module of its adapter."""
+    return _engine_class(adapter.native)(writer, settings, adapter)
+
+
+@cache
+def _engine_class(native: ModuleType) -> type[Engine]:
+    return type("Engine", (Engine, native.Calls), {})
 
 
 _engines: WeakRegistry[Engine] = WeakRegistry()

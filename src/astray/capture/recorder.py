@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
+from astray.capture.engine import engine_for
 from astray.capture.selection import forecast
 from astray.capture.settings import RecordingOptions, Settings
 from astray.errors import RecordError
@@ -137,11 +138,7 @@ class BaseRecorder:
             queue_bytes=self.settings.queue_bytes,
             deferred=self._adapter.reader.deferred,
         )
-        from astray.capture.engine import Engine  # which loads what is built for torch
-
-        self._engine = Engine(
-            self._writer, self.settings, self._adapter.reader, self._adapter.internal, self._adapter.spell
-        )
+        self._engine = engine_for(self._adapter, self._writer, self.settings)
         try:
             self._adapter.start(self._engine, self.step)
             if self.guard is not None and not self._finds_steps:

@@ -11,9 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
-from astray.capture.pytorch.native.build import load
 from astray.records import Frame, SpelledFrame, Spelling
+
+if TYPE_CHECKING:
+    from astray.capture.native.core import StackWalk
 
 _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("scripts"), "astray")))
 
@@ -21,13 +24,14 @@ _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("
 class Stacks:
     """Interns Python stacks and hands each new one to `write(id, frames)`, innermost frame first.
 
-    `internal` are folders whose code is left out, each with a separator at its end. With `spell`, which says how the
-    innermost frame has called a function, the first frame of a stack has that spelling; then stacks differ by the
-    frames that are left out, too.
+    `walk` is the compiled class `StackWalk`, which finds known stacks. `internal` are folders whose code is left out,
+    each with a separator at its end. With `spell`, which says how the innermost frame has called a function, the first
+    frame of a stack has that spelling; then stacks differ by the frames that are left out, too.
     """
 
     def __init__(
         self,
+        walk: type[StackWalk],
         write: Callable[[int, list[Frame]], None],
         internal: tuple[str, ...] = (),
         spell: Callable[[FrameType], Spelling | None] | None = None,
@@ -37,7 +41,7 @@ class Stacks:
         self._spell = spell
         self._frames: list[list[Frame]] = []
         self._lock = threading.Lock()
-        self.capture = load().StackWalk(self._is_left_out, self._add)
+        self.capture = walk(self._is_left_out, self._add)
         """Returns the id of the stack of a frame.
 
         The next two arguments are an outer frame and the id of its stack. None when that frame is not on the stack: the

@@ -6,9 +6,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
 from typing import Any
-
-from astray.capture.pytorch.native.build import load
 
 DEEPEST = 12
 """Containers nested deeper than this are treated as a cycle."""
@@ -32,20 +31,21 @@ _SCALARS = frozenset({bool, int, float, str, type(None)})
 class Flattener:
     """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
 
-    `objects` flattens other objects; without it these yield no tensors. `too_large` is called with the class name of an
-    object that may hold more tensors than were returned.
+    `native` is the compiled module of an adapter. `objects` flattens other objects; without it these yield no tensors.
+    `too_large` is called with the class name of an object that may hold more tensors than were returned.
 
     Structures of calls are cached, so that calls of the same structure are not walked again. `tensors` are types for
     which `is_tensor` is always true; `values` are further types whose values are plain, and interchangeable when they
     are equal. `spelled` has functions that write values of some types into the skeleton.
 
-    >>> flat = Flattener(lambda value: isinstance(value, complex))
+    >>> flat = Flattener(native, lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
     ([('0', 1j), ('1.1', 3j)], '{"args":["<tensor>",[2,"<tensor>"]],"kwargs":{"mask":null}}')
     """
 
     def __init__(
         self,
+        native: ModuleType,
         is_tensor: Callable[[Any], bool],
         objects: ObjectFlattener | None = None,
         too_large: Callable[[str], None] = lambda _: None,
@@ -58,7 +58,7 @@ class Flattener:
         self._too_large = too_large
         self._spelled = spelled or {}
         # Caches structures, and calls `_arguments` and `_result` for unknown ones.
-        self.native = load().Structures(
+        self.native = native.Structures(
             frozenset(tensors), _SCALARS.union(values), is_tensor, self._arguments, self._result
         )
 
@@ -125,20 +125,23 @@ class ObjectFlattener:
     all layers; so a tensor is returned where it is first seen, and again once it was written to or the epoch has
     changed.
 
-    is_tensor: what a tensor is; torch's own unless it is given. epoch: its value changes with the step and micro step;
-    without it every tensor is returned every time.
+    is_tensor: what a tensor is; one of the adapter's framework unless it is given. epoch: its value changes with the
+    step and micro step; without it every tensor is returned every time.
 
     >>> class Layer:
     ...     def __init__(self) -> None:
     ...         self.keys, self.size = 1j, 8
-    >>> ObjectFlattener(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
+    >>> ObjectFlattener(native, lambda value: isinstance(value, complex)).tensors(Layer(), "past")
     ([('past.keys', 1j)], False)
     """
 
     def __init__(
-        self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
+        self,
+        native: ModuleType,
+        is_tensor: Callable[[Any], bool] | None = None,
+        epoch: Callable[[], object] | None = None,
     ) -> None:
-        self._native = load().ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_ITEMS)
+        self._native = native.ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_ITEMS)
 
     def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
         """The tensors of an object that are to be recorded now, with their paths, and whether there may be more.

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.adapters import TensorReader
-from astray.capture.engine import Engine, Site
+from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen_collectives
 from astray.capture.pytorch.calls.functions import FunctionMode
@@ -35,6 +35,7 @@ from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, NodeOrigins
+from astray.capture.pytorch.native.core import Site, _torch
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
 from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
@@ -53,6 +54,7 @@ class PyTorchAdapter:
     """
 
     framework = "torch"
+    native: Any = _torch
     internal: tuple[str, ...] = (TORCH,)
 
     def __init__(
@@ -227,7 +229,7 @@ class SavedValues:
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
         self._engine = engine
         self._gradients = gradients
-        self._flat = Flattener(_has_numbers, ObjectFlattener(_is_array))
+        self._flat = Flattener(_torch, _has_numbers, ObjectFlattener(_torch, _is_array))
         self._sites: dict[str, Site] = {}
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:

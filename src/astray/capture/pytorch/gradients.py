@@ -23,14 +23,13 @@ from torch._C._dynamo import eval_frame as dynamo
 from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
-from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
-from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import OpenCall, Site, _torch
 from astray.capture.pytorch.shards import add_up
 
 if TYPE_CHECKING:
-    from astray.capture.pytorch import _torch
     from astray.capture.pytorch._torch import (
         AccumulatedHook,
         ArrivingHook,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
         NodeOrigins,
     )
 else:
-    _torch = load()
     AccumulatedHook, ArrivingHook = _torch.AccumulatedHook, _torch.ArrivingHook
     InputEdges, LeafHook, LiveGradients = _torch.InputEdges, _torch.LeafHook, _torch.LiveGradients
     NodeOrigins = _torch.NodeOrigins

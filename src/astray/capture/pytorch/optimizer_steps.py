@@ -23,12 +23,12 @@ from torch.compiler import is_compiling
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import ParameterCapture
-from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import OpenCall, Site, _torch
 from astray.capture.pytorch.parameter_update import (
     KnownStates,
     ParameterUpdate,
@@ -78,7 +78,7 @@ class OptimizerCapture:
         self._parameters = parameters
         self._modes = modes
         self._everything = everything
-        self._flat = Flattener(is_tensor)
+        self._flat = Flattener(_torch, is_tensor)
         self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._counts: Counter[str] = Counter()
         self._sites: dict[tuple[str, str], Site] = {}
@@ -368,7 +368,7 @@ class _SuspendedModes(tuple[Any, ...]):
 
     def __init__(self, capture: OptimizerCapture, step: _OptimizerStep, _args: Any, _kwargs: Any) -> None:
         # Not in `__del__`, which would lose exceptions of the program's signal handlers.
-        self._ending = load().Finalizer(lambda: capture.step_ended(step))
+        self._ending = _torch.Finalizer(lambda: capture.step_ended(step))
         capture.suspend(step)
 
 

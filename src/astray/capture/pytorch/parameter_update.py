@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from astray.capture.engine import Engine
+from astray.capture.pytorch.native.core import _torch
 from astray.capture.structure import Flattener
 from astray.interrupts import pass_interrupt
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
-_FLAT = Flattener(lambda value: isinstance(value, torch.Tensor) or type(value) in _NUMBERS)
+_FLAT = Flattener(_torch, lambda value: isinstance(value, torch.Tensor) or type(value) in _NUMBERS)
 """Numbers count as tensors: some optimizers keep their `step` as a number, others as a tensor."""
 
 KnownStates = dict[str, list[Any]]

@@ -22,8 +22,9 @@ from torch.compiler import is_compiling
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
-from astray.capture.engine import Engine, Site
+from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.dynamo import never_compiled
+from astray.capture.pytorch.native.core import Site
 from astray.interrupts import pass_interrupt
 
 

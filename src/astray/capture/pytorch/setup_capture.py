@@ -20,9 +20,10 @@ import torch
 from torch import nn
 from torch._C import DisableTorchFunction
 
-from astray.capture.engine import Engine, Site
+from astray.capture.engine import Engine
 from astray.capture.pytorch import torch_flags as flags
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
+from astray.capture.pytorch.native.core import Site
 from astray.capture.pytorch.patches import Clipping
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain

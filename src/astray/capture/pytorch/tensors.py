@@ -17,7 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from astray.capture.adapters import NativeObserver, SlowPath, TensorIdentity, TensorReading
-from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import _torch
 from astray.capture.pytorch.shards import (
     Location,
     is_distributed,
@@ -64,7 +64,7 @@ class TorchReader:
                 if dtype is not torch.complex32  # torch warns about making one
             ]
         _, row_buffer, batch = slow_path.writer.row_buffers or (None, None, 0)
-        observer: NativeObserver = load().TensorObserver(
+        observer: NativeObserver = _torch.TensorObserver(
             examples,
             torch.nn.Parameter,
             self._devices,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from astray.capture.native.build import cache_folder
 from astray.capture.pytorch.native import build
 from astray.errors import RecordError
 
@@ -56,13 +57,13 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ASTRAY_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(RecordError, match=r"cannot be written .*Set ASTRAY_CACHE to a folder that can"):
-        build.built()
+        build.PART.built()
 
 
 @pytest.mark.slow
 def test_processes_that_come_at_once_build_once(tmp_path: Path) -> None:
     compiler, log = tmp_path / "compiler", tmp_path / "log"
-    copied = build.built()
+    copied = build.PART.built()
     compiler.write_text(
         f'#!/bin/sh\necho built >> {log}\nwhile [ "$1" != -o ]; do shift; done\nsleep 1\ncp {copied} "$2"\n'
     )
@@ -84,9 +85,9 @@ def test_processes_that_come_at_once_build_once(tmp_path: Path) -> None:
 def test_the_cache_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("ASTRAY_CACHE", raising=False)
-    assert build._cache() == tmp_path / "astray"
+    assert cache_folder() == tmp_path / "astray"
     monkeypatch.setenv("ASTRAY_CACHE", str(tmp_path / "own"))
-    assert build._cache() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"
     monkeypatch.delenv("ASTRAY_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert build._cache() == Path.home() / ".cache" / "astray"
+    assert cache_folder() == Path.home() / ".cache" / "astray"

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import astray
 import gradient_oracle
-from astray.capture.engine import Site
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, living
 from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import Site
 from recorded_rows import outline, rows
 
 Calls, StackWalk = load().Calls, load().StackWalk

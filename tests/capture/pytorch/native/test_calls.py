@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.engine import Site
 from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import Site
 from astray.store import open_run
 from astray.store.run_format.rows import call_rows
 

@@ -13,11 +13,11 @@ import torch
 from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 
-from astray.capture.engine import Engine, OpenCall
+from astray.capture.engine import Engine
 from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
-from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import OpenCall, _torch
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.pytorch.torch_code import is_machinery
 from astray.capture.structure import Flattener, ObjectFlattener
@@ -32,13 +32,13 @@ _SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
-Mode: Any = load().Mode
+Mode: Any = _torch.Mode
 """The native base of the modes: torch calls the method that it provides, without running Python code."""
 
 
 def _set_torch_types() -> None:
     """Gives the native code `is_overriding`, and the class of operators whose `__call__` only calls `_op`, if any."""
-    load().set_torch_types(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
+    _torch.set_torch_types(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
 
 
 _set_torch_types()
@@ -52,7 +52,7 @@ def flattener(
     spelled: a torch.Size is written differently from a list, and a dtype or a device differently from the text of its
         name.
     """
-    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
+    return Flattener(_torch, is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
 
 class CalledFunction(CallName, Protocol):
@@ -92,7 +92,7 @@ class CallCapture:
         self._engine = engine
         self._sites = sites
         self.flat = flattener(spelled=isinstance(gradients, LastNodes))
-        self.native = load().FunctionCalls(
+        self.native = _torch.FunctionCalls(
             engine,
             self,
             sites,

@@ -17,8 +17,9 @@ from torch import distributed as dist
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
-from astray.capture.engine import Engine, OpenCall
+from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
+from astray.capture.pytorch.native.core import OpenCall
 from astray.capture.structure import Flattener
 from astray.records import Kind
 

@@ -16,13 +16,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from astray.capture.engine import Engine, OpenCall
+from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, UnfilledFunction
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, PendingCollectives
 from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import LastNodes, LiveGradients
+from astray.capture.pytorch.native.core import OpenCall
 from astray.capture.pytorch.tensors import PLAIN
 
 _UNKNOWN, _BACKWARD = object(), object()

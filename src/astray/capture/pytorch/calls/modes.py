@@ -26,9 +26,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from astray.capture.engine import OpenCall
 from astray.capture.pytorch.calls.wrappers import chains
 from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, never_compiled
+from astray.capture.pytorch.native.core import OpenCall
 
 
 class Modes:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap
 from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
@@ -38,7 +38,7 @@ from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.dynamo import BuiltinForwards, CompiledCodeWatch, never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, NodeOrigins, ParameterCapture
 from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
-from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.native.core import OpenCall, Site, _torch
 from astray.capture.pytorch.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, ObjectFlattener
@@ -49,15 +49,13 @@ if TYPE_CHECKING:
     from astray.capture.pytorch._torch import WatchedModule
     from astray.capture.pytorch.compiled.taps import Taps
 
-_torch: Any = load()
-
 
 class ModuleCapture:
     """Records every call of the modules it is attached to, until `detach`."""
 
     def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: NodeOrigins) -> None:
         self._engine = engine
-        self._flat = flattener(ObjectFlattener(epoch=self._epoch), self._note_too_large)
+        self._flat = flattener(ObjectFlattener(_torch, epoch=self._epoch), self._note_too_large)
         self._gradients = gradients
         self._modes = modes
         self._origins = origins

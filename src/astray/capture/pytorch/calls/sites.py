@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap
 from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
 from astray.capture.pytorch.gradients import NodeOrigins
+from astray.capture.pytorch.native.core import OpenCall, Site
 from astray.errors import RecordError
 from astray.process import WeakRegistry
 from astray.records import Kind

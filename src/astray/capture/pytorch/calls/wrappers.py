@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from astray.capture.engine import Engine, Site
+from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap, IdentitySet, same
+from astray.capture.pytorch.native.core import Site
 from astray.records import ROOT, Role
 
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
-from astray.capture.engine import Engine, Site
+from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.wrappers import forward_of
+from astray.capture.pytorch.native.core import Site
 from astray.capture.pytorch.torch_code import TORCH, torch_folder
 from astray.records import ROOT
 

@@ -21,11 +21,12 @@ from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
 
-from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, NamedCall, define, recordings
 from astray.capture.pytorch.hooks import TransparentHook
+from astray.capture.pytorch.native.core import OpenCall, Site
 from astray.capture.pytorch.torch_code import TORCH
 
 _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")

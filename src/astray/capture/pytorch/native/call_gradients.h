@@ -13,6 +13,8 @@
 #include <memory>
 
 #include "calls.h"
+#include "recording.h"
+#include "observer_bindings.h"
 #include "edges.h"
 
 namespace astray {
@@ -64,7 +66,7 @@ protected:
         Calls &calls = Calls::of(engine);
         if (!seq) seq = calls.backward(Calls::call_in(call_));
         const TorchFunctionOff torch_function_off;
-        calls.tensors.observe({*seq, role, path}, gradient);
+        observe_value(calls.tensors, {*seq, role, path}, gradient);
     }
 
     Ref engine_, call_;

@@ -536,9 +536,9 @@ inline void add_functions(PyObject *module) {
         {"_dispatch", functions::dispatch_from_python, METH_VARARGS, nullptr},
         {},
     };
-    Object<FunctionCalls>::add_to(module, "astray.capture.pytorch._torch.FunctionCalls",
+    Object<FunctionCalls>::add_to(module, ASTRAY_MODULE ".FunctionCalls",
                            {slot(Py_tp_init, functions::init_function_calls), slot(Py_tp_methods, of_calls)});
-    Object<Mode>::add_to(module, "astray.capture.pytorch._torch.Mode",
+    Object<Mode>::add_to(module, ASTRAY_MODULE ".Mode",
                          {slot(Py_tp_getattro, functions::get_attribute), slot(Py_tp_methods, of_modes)});
 }
 

@@ -3,6 +3,8 @@
 //
 // A single translation unit, since torch's headers take most of the compile time.
 
+#define ASTRAY_MODULE "astray.capture.pytorch._torch"
+
 #include "finalizer.h"
 #include "modules.h"
 #include "objects.h"
@@ -102,7 +104,7 @@ PyMethodDef functions[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "astray.capture.pytorch._torch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT, ASTRAY_MODULE, nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };
 
 Ref make_module() {
@@ -111,16 +113,16 @@ Ref make_module() {
     compilers = new Compilers;
     torch_types = new TorchTypes;
     Ref module = Ref::made(PyModule_Create(&definition));
-    Box<InputEdges>::add_to(module, "astray.capture.pytorch._torch.InputEdges", {slot(Py_tp_new, make_edges)});
-    Box<LiveGradients>::add_to(module, "astray.capture.pytorch._torch.LiveGradients",
+    Box<InputEdges>::add_to(module, ASTRAY_MODULE ".InputEdges", {slot(Py_tp_new, make_edges)});
+    Box<LiveGradients>::add_to(module, ASTRAY_MODULE ".LiveGradients",
                                {slot(Py_tp_new, make_live), slot(Py_tp_methods, live_methods)});
-    Box<LeafHook>::add_to(module, "astray.capture.pytorch._torch.LeafHook",
+    Box<LeafHook>::add_to(module, ASTRAY_MODULE ".LeafHook",
                           {slot(Py_tp_call, OnLeaf::call), slot(Py_tp_methods, leaf_methods),
                            slot(Py_tp_getset, leaf_attributes)});
-    Box<AccumulatedHook>::add_to(module, "astray.capture.pytorch._torch.AccumulatedHook",
+    Box<AccumulatedHook>::add_to(module, ASTRAY_MODULE ".AccumulatedHook",
                                  {slot(Py_tp_new, AccumulatedHook::make), slot(Py_tp_call, OnAccumulation::call),
                                   slot(Py_tp_methods, accumulated_methods)});
-    Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
+    Box<ArrivingHook>::add_to(module, ASTRAY_MODULE ".ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
     for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins,

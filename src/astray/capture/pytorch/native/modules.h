@@ -448,12 +448,12 @@ inline void add_modules(PyObject *module) {
         member_of<WatchedModule, &WatchedModule::called>("called"),
         {},
     };
-    Object<ModuleCalls>::add_to(module, "astray.capture.pytorch._torch.ModuleCalls",
+    Object<ModuleCalls>::add_to(module, ASTRAY_MODULE ".ModuleCalls",
                             {slot(Py_tp_init, init_modules), slot(Py_tp_methods, methods)});
-    Object<WatchedModule>::add_to(module, "astray.capture.pytorch._torch.WatchedModule",
+    Object<WatchedModule>::add_to(module, ASTRAY_MODULE ".WatchedModule",
                                  {slot(Py_tp_init, WatchedModule::init), slot(Py_tp_getset, of_watched)});
-    modules::add_hook<BeforeHook>(module, "astray.capture.pytorch._torch.BeforeHook", modules::before, of_before);
-    modules::add_hook<AfterHook>(module, "astray.capture.pytorch._torch.AfterHook", modules::after, of_after);
+    modules::add_hook<BeforeHook>(module, ASTRAY_MODULE ".BeforeHook", modules::before, of_before);
+    modules::add_hook<AfterHook>(module, ASTRAY_MODULE ".AfterHook", modules::after, of_after);
 }
 
 }  // namespace astray

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "observer.h"
 #include "tensor_observer.h"
 
 namespace astray {
@@ -110,7 +111,7 @@ inline PyObject *py_apply(PyObject *self, PyObject *args) {
         TensorObserver &observer = of(self);
         observer.roles = 0;
         for (size_t i = 0; i < kRoleNames.size(); ++i)
-            if (check(PySet_Contains(roles, tensor_names().roles[i]))) observer.roles |= bit_of(static_cast<Role>(i));
+            if (check(PySet_Contains(roles, role_names()[i]))) observer.roles |= bit_of(static_cast<Role>(i));
         observer.on = on, observer.statistics = statistics, observer.values = values, observer.ops = ops;
         observer.memories.expire();
         return answer(false);
@@ -166,6 +167,8 @@ inline int init(PyObject *self, PyObject *args, PyObject *) {
 
 }  // namespace bindings
 
+inline NativeObserver *as_native(PyObject *observer);
+
 // Makes the type, and adds it to the module.
 inline void add_tensor_observer(PyObject *module) {
     using namespace bindings;
@@ -189,52 +192,20 @@ inline void add_tensor_observer(PyObject *module) {
         {"launches", get_launches, nullptr, "Whether kernels of a card are launched from here.", nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
-    Object<TensorObserver>::add_to(module, "astray.capture.pytorch._torch.TensorObserver",
+    Object<TensorObserver>::add_to(module, ASTRAY_MODULE ".TensorObserver",
                           {slot(Py_tp_init, init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
+    find_native_observer = as_native;
 }
 
-// What observes the tensors of a recording: a `TensorObserver`, or a Python object with its methods, which tests use.
-class ObserverHandle {
-public:
-    template <class Visit>
-    void each(Visit visit) {
-        visit(observer_);
-    }
+// The observer's native code, if it is a `TensorObserver`.
+inline NativeObserver *as_native(PyObject *observer) {
+    return Object<TensorObserver>::is(observer) ? &Object<TensorObserver>::in(observer) : nullptr;
+}
 
-    void use(PyObject *observer) {
-        observer_ = Ref::shared(observer);
-        native_ = Object<TensorObserver>::is(observer) ? &Object<TensorObserver>::in(observer) : nullptr;
-    }
-
-    // Each returns whether the tensor holds NaN or infinities, if that is known and requested.
-    bool observe(const Row &row, PyObject *tensor) const {
-        return native_ ? native_->observe(row, tensor) : ask("observe", row, tensor);
-    }
-    bool observe(const Row &row, const at::Tensor &tensor) const {
-        return native_ ? native_->observe(row, tensor) : ask("observe", row, Ref::made(THPVariable_Wrap(tensor)));
-    }
-    bool observe_unread(const Row &row, PyObject *tensor) const {
-        return native_ ? native_->observe_unread(row, tensor) : ask("observe_unread", row, tensor);
-    }
-    void written(PyObject *tensor) const {
-        if (native_) native_->written(tensor);
-        else notify("written", tensor);
-    }
-    void changed(PyObject *tensor) const {
-        if (native_) native_->changed(tensor);
-        else notify("changed", tensor);
-    }
-
-private:
-    bool ask(const char *method, const Row &row, PyObject *tensor) const {
-        return call_method(observer_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path,
-                           tensor)
-                   .get() == Py_True;
-    }
-    void notify(const char *method, PyObject *tensor) const { call_method(observer_, interned(method).get(), tensor); }
-
-    Ref observer_;
-    TensorObserver *native_ = nullptr;
-};
+// Records a tensor of C++, of which a Python object is made only where it has to be.
+inline bool observe_value(const ObserverHandle &tensors, const Row &row, const at::Tensor &tensor) {
+    if (NativeObserver *native = tensors.native()) return static_cast<TensorObserver *>(native)->observe(row, tensor);
+    return tensors.observe(row, Ref::made(THPVariable_Wrap(tensor)));
+}
 
 }  // namespace astray

@@ -80,7 +80,7 @@ inline void add_origins(PyObject *module) {
     static PyMethodDef methods[] = {{"clear", NodeOrigins::py_clear, METH_NOARGS, nullptr}, {}};
     static PyGetSetDef attributes[] = {
         {"wanted", NodeOrigins::get_wanted, NodeOrigins::set_wanted, nullptr, nullptr}, {}};
-    Box<NodeOrigins>::add_to(module, "astray.capture.pytorch._torch.NodeOrigins",
+    Box<NodeOrigins>::add_to(module, ASTRAY_MODULE ".NodeOrigins",
                          {slot(Py_tp_new, NodeOrigins::make), slot(Py_tp_methods, methods),
                           slot(Py_tp_getset, attributes)});
 }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "calls.h"
+#include "recording.h"
+#include "observer_bindings.h"
 
 namespace astray {
 
@@ -52,7 +54,7 @@ struct AccumulatedHook {
         const auto observe = [&] {
             if (!number) number = calls.event(of, Phase::backward);
             const TorchFunctionOff torch_function_off;
-            calls.tensors.observe({*number, Role::gradient, path}, seen);
+            observe_value(calls.tensors, {*number, Role::gradient, path}, seen);
         };
         calls.attempt(observe, "the gradient of ", Object<Site>::in(of).name);
         return number;

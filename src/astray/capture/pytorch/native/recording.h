@@ -4,6 +4,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "compilers.h"
 #include "python.h"
@@ -11,11 +12,7 @@
 namespace astray {
 
 struct Names {
-    Ref added = interned("added"), call_row = interned("call_row"), batch_ready = interned("batch_ready"),
-        failed = interned("failed"), follows = interned("_follows_recorded"), grad = interned("grad"),
-        is_in_scope = interned("_is_in_scope"), row_buffers = interned("row_buffers"), on_call_end = interned("on_call_end"),
-        missed = interned("missed"), outermost = interned("_outermost_micro"), remove = interned("remove"),
-        wants = interned("wants");
+    Ref added = interned("added"), grad = interned("grad"), missed = interned("missed"), remove = interned("remove");
 };
 inline Names *names;
 
@@ -26,6 +23,9 @@ struct PythonCallbacks {
     Ref put_on_leaf;  // puts a hook on a leaf, which is not freed with a graph
 };
 inline PythonCallbacks *callbacks;
+
+// Whether a backward pass runs on this thread.
+inline bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 
 // For its lifetime neither function modes nor `__torch_function__` of tensor classes are called: our work is not part
 // of the program.

@@ -7,12 +7,13 @@
 #pragma once
 
 #include "memories.h"
+#include "observer.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "../../../device/_launch.h"
+#include "device/_launch.h"
 
 namespace astray {
 
@@ -30,7 +31,7 @@ struct NamedDevice {
     Text text;
 };
 
-class TensorObserver {
+class TensorObserver final : public NativeObserver {
    public:
     Ref parameter_type, tensor_type, devices, cuda_measurers, stream, measure_together, make_identity, unfilled, writer;
     Ref row_buffer;
@@ -51,14 +52,14 @@ class TensorObserver {
 
     // Records one tensor as it is now. Returns whether it holds NaN or infinities, if that is known and
     // `reports_nonfinite`.
-    bool observe(const Row &row, PyObject *tensor);
+    bool observe(const Row &row, PyObject *tensor) override;
     bool observe(const Row &row, const at::Tensor &tensor);
     // The same for one whose memory may not have been filled yet.
-    bool observe_unread(const Row &row, PyObject *tensor);
+    bool observe_unread(const Row &row, PyObject *tensor) override;
     // A call has written into this tensor, perhaps without changing its version counter; `written`: it may be filled
     // now.
-    void changed(PyObject *tensor) { forget_written(slow_changed, tensor, false, false); }
-    void written(PyObject *tensor) { forget_written(slow_written, tensor, PyDict_Size(unfilled) != 0, ops); }
+    void changed(PyObject *tensor) override { forget_written(slow_changed, tensor, false, false); }
+    void written(PyObject *tensor) override { forget_written(slow_written, tensor, PyDict_Size(unfilled) != 0, ops); }
 
     template <class Visit>
     void each(Visit visit) {

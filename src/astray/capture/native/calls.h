@@ -4,20 +4,27 @@
 
 #pragma once
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <string>
 #include <unordered_map>
 
-#include "recording.h"
 #include "sites.h"
 #include "stacks.h"
-#include "observer_bindings.h"
+#include "observer.h"
 
 namespace astray {
 
-// Whether a backward pass runs on this thread.
-inline bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
+// The names of attributes that are read or called in the engine and the writer.
+struct CallNames {
+    Ref batch_ready = interned("batch_ready"), call_row = interned("call_row"), failed = interned("failed"),
+        follows = interned("_follows_recorded"), is_in_scope = interned("_is_in_scope"),
+        on_call_end = interned("on_call_end"), outermost = interned("_outermost_micro"),
+        row_buffers = interned("row_buffers"), wants = interned("wants");
+};
+
+inline const CallNames &call_names() {
+    static const CallNames *known = new CallNames();  // for as long as the program runs
+    return *known;
+}
 
 // A set of phases.
 struct Phases {
@@ -135,7 +142,7 @@ public:
             while (!calls.empty() && calls.back().get() != call) drop_last(calls);
             if (!calls.empty()) drop_last(calls);
         }
-        if (scope) call_method(scope, names->on_call_end, call_in(call).site_data().name.get());
+        if (scope) call_method(scope, call_names().on_call_end, call_in(call).site_data().name.get());
     }
 
     // The same when an error may be set, which is kept. An error in here is reported, and raised only if it is the
@@ -188,7 +195,7 @@ public:
     bool wants(PyObject *site_object) {
         Site &site = Object<Site>::in(site_object);
         if (site.decided_by.get() == selection.get()) return site.wanted;
-        return is_true(call_method(self(), names->wants, site_object));
+        return is_true(call_method(self(), call_names().wants, site_object));
     }
 
     // Runs `work`; an error is reported to the engine and kept out of the program, unless it is the program's own: an
@@ -210,7 +217,7 @@ public:
     void report_error(const char *doing, PyObject *of) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
         const Ref error = SavedError().exception();
-        call_method(self(), names->failed, Ref::made(PyUnicode_FromFormat("%s%S", doing, of)).get(), error.get());
+        call_method(self(), call_names().failed, Ref::made(PyUnicode_FromFormat("%s%S", doing, of)).get(), error.get());
     }
 
     PyObject *self() { return Object<Calls>::around(*this); }
@@ -219,7 +226,7 @@ public:
         writer = Ref::shared(row_writer), stack_walk = Ref::shared(walk);
         micros = Ref::made(PyDict_New()), backward_micro = Ref::made(PyDict_New()),
             called_modules = Ref::made(PySet_New(nullptr));
-        const Ref buffers = attribute(writer, names->row_buffers);
+        const Ref buffers = attribute(writer, call_names().row_buffers);
         PyObject *calls, *others;
         if (buffers.get() == Py_None) return;
         if (!PyArg_ParseTuple(buffers, "OOn", &calls, &others, &batch_)) throw PythonError();
@@ -252,7 +259,7 @@ private:
     int64_t micro_of(const Site &site, const OpenCall *outer, bool recompute) {
         if (outer && (!site.is_module || outer->site_data().is_module)) return outer->micro;
         if (!site.is_module) return latest_micro;
-        return integer(call_method(self(), names->outermost, site.root.get(), to_object(recompute).get()));
+        return integer(call_method(self(), call_names().outermost, site.root.get(), to_object(recompute).get()));
     }
 
     int64_t micro_of_event(const Site &site) const {
@@ -298,7 +305,7 @@ private:
         call.number = next_number(site, call.micro, call.recompute, call.phase);
         if (scope || !recording) {  // seldom: Python answers whether it is in scope, and follows
             PyObject *object = Object<OpenCall>::around(call);
-            if (!is_true(call_method(self(), scope ? names->is_in_scope : names->follows, object))) return;
+            if (!is_true(call_method(self(), scope ? call_names().is_in_scope : call_names().follows, object))) return;
         }
         if (!wants(call.site)) return;
         call.recorded = true;
@@ -314,7 +321,7 @@ private:
                     site.kind.get(),
                 site.name.get(), site.type.get(), row.call, name_of(phase), or_none(row.parent).get(),
                 or_none(row.stack).get(), args, row.recompute ? Py_True : Py_False));
-            call_method(writer, names->call_row, tuple.get());
+            call_method(writer, call_names().call_row, tuple.get());
             return;
         }
         Ref owned[4];
@@ -323,7 +330,7 @@ private:
         if (args != Py_None) row.args = text_of(args, owned[3]);
         const Py_ssize_t count = appending_->append_call(row_buffer, &row);
         if (count < 0) throw PythonError();
-        if (count >= batch_) call_method(writer, names->batch_ready, row_buffer.get());
+        if (count >= batch_) call_method(writer, call_names().batch_ready, row_buffer.get());
     }
 
     const Appending *appending_ = nullptr;  // appends rows to `row_buffer`; nullptr when the writer takes each row
@@ -461,7 +468,7 @@ inline void add_calls(PyObject *module) {
         member_of<Calls, &Calls::reads_call_gradients>("reads_call_gradients"),
         {},
     };
-    Object<Calls>::add_to(module, "astray.capture.pytorch._torch.Calls",
+    Object<Calls>::add_to(module, ASTRAY_MODULE ".Calls",
                           {slot(Py_tp_init, calls::init), slot(Py_tp_methods, methods),
                            slot(Py_tp_getset, attributes)});
 }

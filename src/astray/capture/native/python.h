@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "../../../store/run_format/ref.h"
+#include "../../store/run_format/ref.h"
 
 #include <cstddef>
 #include <cstdint>

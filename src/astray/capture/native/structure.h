@@ -221,7 +221,7 @@ inline void add_structures(PyObject *module) {
         {"result", Structures::py_result, METH_O, nullptr},
         {},
     };
-    Object<Structures>::add_to(module, "astray.capture.pytorch._torch.Structures",
+    Object<Structures>::add_to(module, ASTRAY_MODULE ".Structures",
                                {slot(Py_tp_init, Structures::init), slot(Py_tp_methods, methods)});
 }
 

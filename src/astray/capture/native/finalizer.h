@@ -57,7 +57,7 @@ private:
 };
 
 inline void add_finalizer(PyObject *module) {
-    Box<Finalizer>::add_to(module, "astray.capture.pytorch._torch.Finalizer", {slot(Py_tp_new, Finalizer::make)});
+    Box<Finalizer>::add_to(module, ASTRAY_MODULE ".Finalizer", {slot(Py_tp_new, Finalizer::make)});
 }
 
 }  // namespace astray

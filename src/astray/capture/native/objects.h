@@ -7,7 +7,7 @@
 
 #include "structure.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include "seen_tensors.h"  // of the framework
 
 #include <cstring>
 #include <unordered_map>
@@ -166,7 +166,7 @@ private:
     }
 
     bool is_tensor(PyObject *value) const {
-        return is_tensor_ ? is_true(call(is_tensor_, value)) : THPVariable_Check(value);
+        return is_tensor_ ? is_true(call(is_tensor_, value)) : SeenTensors::is_tensor(value);
     }
 
     // A copy of the items: what is done with them may change the object.
@@ -209,44 +209,25 @@ private:
 
     // ---- what has been returned already ----------------------------------------------------------------------------
 
-    struct Returned {
-        c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is not reused
-        int64_t version;
-    };
-
     void begin() {
         if (!epoch_) return;
         Ref now = call(epoch_);
         if (!now_ || !check(PyObject_RichCompareBool(now, now_, Py_EQ))) returned_.clear();
         now_ = std::move(now);
-        if (returned_.size() > kMany)
-            for (auto one = returned_.begin(); one != returned_.end();)
-                one = one->second.tensor.expired() ? returned_.erase(one) : std::next(one);
+        returned_.drop_dead();
     }
 
-    bool is_new(PyObject *value) {
-        if (!epoch_ || !THPVariable_Check(value)) return true;
-        const at::Tensor &tensor = THPVariable_Unpack(value);
-        const int64_t version = tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
-        const auto [place, added] = returned_.try_emplace(
-            tensor.unsafeGetTensorImpl(), Returned{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-                                                   version});
-        const bool is_another = added || place->second.version != version;
-        place->second.version = version;
-        return is_another;
-    }
-
-    static constexpr size_t kMany = 4096;
+    bool is_new(PyObject *value) { return !epoch_ || returned_.add(value); }
 
     Ref is_tensor_, epoch_, now_;
     Py_ssize_t deepest_ = 0, most_tensors_ = 0, most_items_ = 0;
     Descriptors descriptors_;
-    std::unordered_map<c10::TensorImpl *, Returned> returned_;
+    SeenTensors returned_;
 };
 
 inline void add_objects(PyObject *module) {
     static PyMethodDef methods[] = {{"tensors", ObjectWalk::py_tensors, METH_VARARGS, nullptr}, {}};
-    Object<ObjectWalk>::add_to(module, "astray.capture.pytorch._torch.ObjectWalk",
+    Object<ObjectWalk>::add_to(module, ASTRAY_MODULE ".ObjectWalk",
                             {slot(Py_tp_init, ObjectWalk::init), slot(Py_tp_methods, methods)});
 }
 

@@ -123,9 +123,9 @@ inline void add_sites(PyObject *module) {
         member_of<OpenCall, &OpenCall::recompute>("recompute"), member_of<OpenCall, &OpenCall::recorded>("recorded"),
         {},
     };
-    Object<Site>::add_to(module, "astray.capture.pytorch._torch.Site",
+    Object<Site>::add_to(module, ASTRAY_MODULE ".Site",
                          {slot(Py_tp_init, Site::init), slot(Py_tp_getset, of_sites)});
-    Object<OpenCall>::add_to(module, "astray.capture.pytorch._torch.OpenCall", {slot(Py_tp_getset, of_calls)});
+    Object<OpenCall>::add_to(module, ASTRAY_MODULE ".OpenCall", {slot(Py_tp_getset, of_calls)});
 }
 
 }  // namespace astray

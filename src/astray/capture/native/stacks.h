@@ -7,9 +7,8 @@
 
 #include "python.h"
 
-#include <c10/util/SmallVector.h>
-
 #include <unordered_map>
+#include <vector>
 
 namespace astray {
 
@@ -65,7 +64,9 @@ public:
     // The id of the stack of `frame`. `outer` is an outer frame, whose stack has an id; `kOuterNotFound` when it is not
     // on the stack: the call it was running has ended without its hook.
     int64_t capture(PyObject *frame, PyObject *outer, std::optional<int64_t> outer_id) {
-        c10::SmallVector<int64_t, 64> key = {outer_id.value_or(-1)};
+        Borrowed borrowed{key_, std::move(key_)};
+        std::vector<int64_t> &key = borrowed.own;
+        key.assign(1, outer_id.value_or(-1));
         uint64_t hash = mixed(0xCBF29CE484222325u, key[0]);
         Ref inner = Ref::shared(frame);
         while (inner && inner.get() != outer) {
@@ -82,7 +83,7 @@ public:
         if (const Known *known = find(hash, key)) return known->id;
         const int64_t id = integer(call(add, or_none(frame), or_none(outer), to_object(outer_id).get()));
         // Another thread may have added it.
-        if (!find(hash, key)) known_.emplace(hash, Known{{key.begin(), key.end()}, id});
+        if (!find(hash, key)) known_.emplace(hash, Known{key, id});
         return id;
     }
 
@@ -113,25 +114,31 @@ private:
         int64_t id;
     };
 
+    // A vector that goes back when it is done with, so that its memory is used again.
+    struct Borrowed {
+        std::vector<int64_t> &home, own;
+        ~Borrowed() { home = std::move(own); }
+    };
+
     static PyObject *or_none(PyObject *object) { return object ? object : Py_None; }
     static uint64_t mixed(uint64_t hash, int64_t part) {
         hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15u;
         return hash ^ (hash >> 29);
     }
-    template <class Key>
-    const Known *find(uint64_t hash, const Key &key) const {
+    const Known *find(uint64_t hash, const std::vector<int64_t> &key) const {
         const auto [begin, end] = known_.equal_range(hash);
         for (auto at = begin; at != end; ++at)
-            if (std::equal(key.begin(), key.end(), at->second.key.begin(), at->second.key.end())) return &at->second;
+            if (at->second.key == key) return &at->second;
         return nullptr;
     }
 
     CodeTable codes_;
+    std::vector<int64_t> key_;
     std::unordered_multimap<uint64_t, Known> known_;
 };
 
 inline void add_stacks(PyObject *module) {
-    Object<StackWalk>::add_to(module, "astray.capture.pytorch._torch.StackWalk",
+    Object<StackWalk>::add_to(module, ASTRAY_MODULE ".StackWalk",
                               {slot(Py_tp_init, StackWalk::init), slot(Py_tp_call, StackWalk::run)});
 }
 
