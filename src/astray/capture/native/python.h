@@ -78,6 +78,12 @@ PyType_Slot slot(int number, Function function) {
     return {number, reinterpret_cast<void *>(function)};
 }
 
+inline void expect(Py_ssize_t given, Py_ssize_t expected) {
+    if (given == expected) return;
+    PyErr_Format(PyExc_TypeError, "%zd arguments were given, %zd are expected.", given, expected);
+    throw PythonError();
+}
+
 inline PyCFunction fast(PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t)) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }

@@ -14,7 +14,7 @@
 
 #include "calls.h"
 #include "recording.h"
-#include "observer_bindings.h"
+#include "tensor_observer.h"
 #include "edges.h"
 
 namespace astray {

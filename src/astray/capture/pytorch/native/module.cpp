@@ -8,6 +8,7 @@
 #include "finalizer.h"
 #include "modules.h"
 #include "objects.h"
+#include "observer_arguments.h"
 #include "parameter_hooks.h"
 
 namespace astray {
@@ -125,7 +126,7 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, ASTRAY_MODULE ".ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins,
+    for (const auto add : {add_torch_observer, add_sites, add_stacks, add_structures, add_objects, add_origins,
                            add_calls, add_functions,
                            add_modules, add_finalizer})
         add(module);

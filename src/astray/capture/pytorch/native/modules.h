@@ -392,7 +392,7 @@ inline PyObject *before(PyObject *self, PyObject *args, PyObject *kwargs) {
 inline PyObject *run_before(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
-        bindings::expect(count, 3);
+        expect(count, 3);
         Object<BeforeHook>::in(self).before(given[0], given[1], functions::or_null(given[2]), 1);
         return none();
     });

@@ -5,7 +5,7 @@
 
 #include "calls.h"
 #include "recording.h"
-#include "observer_bindings.h"
+#include "tensor_observer.h"
 
 namespace astray {
 

@@ -1,13 +1,10 @@
-// Records plain torch tensors: their metadata, their measurements, and the number of the value that each holds.
-//
-// Unusual cases (a subclass, a layout, a limit, values to keep, a full ring) are passed to `Observer` in Python, which
-// gets the numbers of values from here. The GIL is the lock of everything here. Measuring and launching release it, so
-// table entries are looked up again after them.
+// Records plain torch tensors: their metadata, their measurements, and the number of the value that each holds. Those
+// on a card are measured there, by kernels that are launched from here.
 
 #pragma once
 
-#include "memories.h"
-#include "observer.h"
+#include "long_lived.h"
+#include "measuring_observer.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Storage.h>
@@ -31,56 +28,40 @@ struct NamedDevice {
     Text text;
 };
 
-class TensorObserver final : public NativeObserver {
+class TensorObserver final : public MeasuringObserver {
    public:
-    Ref parameter_type, tensor_type, devices, cuda_measurers, stream, measure_together, make_identity, unfilled, writer;
-    Ref row_buffer;
-    Ref slow_observe, slow_observe_unread, slow_written, slow_changed, slow_measure;
-    std::array<Dtype, static_cast<size_t>(c10::ScalarType::NumOptions)> types;
-    const Appending *appending = nullptr;  // appends rows to `row_buffer`; NULL when the writer takes each row
-    const Measuring *measuring = nullptr;  // NULL when memory of this process is measured in Python
+    Ref parameter_type, tensor_type, devices, cuda_measurers, stream, measure_together;
     const Launching *launching = nullptr;  // NULL when kernels are not launched natively
-    Py_ssize_t batch = 0;
-    uint8_t roles = 0;  // the recorded roles, a bit each
-    int64_t rows = 0;  // counted here, for the quota
-    bool on = false, statistics = true, values = false;
-    bool ops = false;       // ops are observed before version counters count their writes
-    bool reports_nonfinite = false;  // `observe` returns whether tensors hold NaN or infinities
-    bool shared_with_python = false;    // whether `Observer` in Python may have measured memories too
-    Memories memories;
-    LongLivedTensors long_lived;
 
     // Records one tensor as it is now. Returns whether it holds NaN or infinities, if that is known and
     // `reports_nonfinite`.
     bool observe(const Row &row, PyObject *tensor) override;
     bool observe(const Row &row, const at::Tensor &tensor);
-    // The same for one whose memory may not have been filled yet.
     bool observe_unread(const Row &row, PyObject *tensor) override;
-    // A call has written into this tensor, perhaps without changing its version counter; `written`: it may be filled
-    // now.
     void changed(PyObject *tensor) override { forget_written(slow_changed, tensor, false, false); }
     void written(PyObject *tensor) override { forget_written(slow_written, tensor, PyDict_Size(unfilled) != 0, ops); }
+    void next_step() override { long_lived.is_due = true; }
+    void expire() override { long_lived.expire(); }
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&slow_observe, &slow_observe_unread, &slow_written, &slow_changed, &slow_measure,
-                         &measure_together, &writer, &cuda_measurers})
-            visit(*one);
+        MeasuringObserver::each(visit);
+        visit(measure_together);
+        visit(cuda_measurers);
     }
 
    private:
-    void forget_written(const Ref &slow_path, PyObject *tensor, bool more, bool ahead);
-    Layouts layouts;
+    LongLivedTensors long_lived;
     std::vector<NamedDevice> known_devices;
 
     bool is_plain(PyObject *tensor) const;
     // Whether it exists in every step: a parameter, a buffer, an optimizer's state. `object` may be empty.
     bool is_long_lived(const Row &row, PyObject *object) const;
     std::optional<Identity> identify(const at::Tensor &tensor);
-    const NamedDevice &device_of(const at::Tensor &tensor);
-    bool is_on_cpu(const Identity &identity) const;
+    NamedDevice device_of(const at::Tensor &tensor);
+    bool is_measured_here(const at::Tensor &tensor) const;
+    Ref owner_object(const MemoryOwner &owner) const override { return Ref::made(THPStorage_Wrap(owner)); }
     Ref memory_of(const Identity &identity) const;
-    CachedMeasurement measure_on_cpu(const Identity &identity);
     std::shared_ptr<LaunchPlan> read_launch_plan(PyObject *measurer, PyObject *slots, const Identity &identity,
                                                  long alignment);
     std::shared_ptr<LaunchPlan> find_launch_plan(PyObject *measurer, PyObject *slots, const Identity &identity);
@@ -90,11 +71,8 @@ class TensorObserver final : public NativeObserver {
                                     const Row &row);
     void measure_group(const std::vector<std::pair<at::Tensor, Identity>> &group);
     void measure_long_lived();
-    void write_row(const TensorRow &row, const Identity &identity, const Row &of, const CachedMeasurement &cached,
-                   PyObject *device);
-    bool is_unfilled(const c10::Storage &storage) const;
-    void note_filled(const c10::Storage &storage);
     bool record(const at::Tensor &tensor, const Identity &identity, const Row &row, bool is_long_lived);
+    void forget_written(const Ref &slow_path, PyObject *tensor, bool more, bool ahead);
 };
 
 // ---- what a tensor is ----------------------------------------------------------------------------------------------
@@ -117,14 +95,16 @@ inline std::optional<Identity> TensorObserver::identify(const at::Tensor &tensor
         tensor.is_nested() || tensor.is_neg() || tensor.is_conj() || impl->has_symbolic_sizes_strides() ||
         impl->key_set().has_any(kWrapperKeys))
         return std::nullopt;
-    const Dtype &dtype = types[static_cast<size_t>(tensor.scalar_type())];
-    const void *data = dtype.name ? tensor.const_data_ptr() : nullptr;
+    const Dtype *dtype = dtype_of(static_cast<size_t>(tensor.scalar_type()));
+    const void *data = dtype ? tensor.const_data_ptr() : nullptr;
     if (!data) return std::nullopt;
-    return Identity{tensor.storage(), layouts.find(tensor), &dtype, reinterpret_cast<uint64_t>(data),
-                    static_cast<int64_t>(impl->version_counter().current_version()), tensor.device()};
+    const c10::IntArrayRef shape = tensor.sizes(), stride = tensor.strides();
+    return Identity{tensor.storage(), layouts.find({shape.data(), shape.size()}, {stride.data(), stride.size()}),
+                    dtype, reinterpret_cast<uint64_t>(data),
+                    static_cast<int64_t>(impl->version_counter().current_version())};
 }
 
-inline const NamedDevice &TensorObserver::device_of(const at::Tensor &tensor) {
+inline NamedDevice TensorObserver::device_of(const at::Tensor &tensor) {
     for (const NamedDevice &one : known_devices)
         if (one.where == tensor.device()) return one;
     Ref device = Ref::made(THPDevice_New(tensor.device()));
@@ -140,23 +120,14 @@ inline const NamedDevice &TensorObserver::device_of(const at::Tensor &tensor) {
 
 // ---- measuring -----------------------------------------------------------------------------------------------------
 
-inline bool TensorObserver::is_on_cpu(const Identity &identity) const { return identity.device.is_cpu() && measuring; }
+inline bool TensorObserver::is_measured_here(const at::Tensor &tensor) const {
+    return tensor.device().is_cpu() && measuring;
+}
 
 inline Ref TensorObserver::memory_of(const Identity &identity) const {
     return Ref::made(Py_BuildValue("KOOO", static_cast<unsigned long long>(identity.address),
                                    identity.dtype->name.get(),
                                    identity.layout->shape_tuple().get(), identity.layout->stride_tuple().get()));
-}
-
-// Measures memory of this process.
-inline CachedMeasurement TensorObserver::measure_on_cpu(const Identity &identity) {
-    CachedMeasurement cached;
-    cached.is_measured = true;
-    cached.has_statistics = statistics;
-    const Layout &layout = *identity.layout;
-    check(measuring->measure(identity.address, identity.dtype->number, layout.shape.data(), layout.stride.data(),
-                             static_cast<int>(layout.shape.size()), statistics, &cached.measured));
-    return cached;
 }
 
 // Reads from the measurer how tensors of a layout are launched. Empty when it does not know the layout yet, or
@@ -244,21 +215,14 @@ inline int64_t TensorObserver::measure_on_device(PyObject *measurer, const Ident
 // Measures a memory that is not in the tables.
 inline CachedMeasurement TensorObserver::measure_first(const at::Tensor &tensor, const Identity &identity,
                                                        PyObject *device, const Row &row) {
-    if (!values && is_on_cpu(identity)) return measure_on_cpu(identity);
+    if (!values && is_measured_here(tensor)) return measure_here(identity);
     if (!values) {
         const Ref measurer = Ref::shared(PyDict_GetItemWithError(cuda_measurers, device));
         if (!measurer && PyErr_Occurred()) throw PythonError();
         const int64_t ticket = measurer ? measure_on_device(measurer, identity) : -1;
         if (ticket >= 0) return CachedMeasurement::of_ticket(ticket);
     }
-    const Ref owner = Ref::made(THPStorage_Wrap(tensor.storage()));
-    const Ref known = call(make_identity, owner.get(), Py_None,
-                           Ref::made(PyLong_FromUnsignedLongLong(identity.address)).get(),
-                           identity.dtype->name.get(), identity.layout->shape_tuple().get(),
-                               identity.layout->stride_tuple().get());
-    const Ref object = Ref::made(THPVariable_Wrap(tensor)), seq = Ref::made(PyLong_FromLongLong(row.seq));
-    return CachedMeasurement::of_python(call(slow_measure, object.get(), known.get(), seq.get(), name_of(row.role),
-                                             row.path));
+    return measure_in_python(identity, Ref::made(THPVariable_Wrap(tensor)), row);
 }
 
 // Measures tensors of one dtype and device by one launch, and stores their tickets.
@@ -275,7 +239,7 @@ inline void TensorObserver::measure_group(const std::vector<std::pair<at::Tensor
     for (const auto &[tensor, identity] : group) {
         PyObject *ticket = PyList_GetItem(tickets.get(), taken++);
         if (!ticket) throw PythonError();
-        memories.of(identity.storage).views.push_back(
+        memories.of(identity.owner).views.push_back(
             MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
                          CachedMeasurement::of_ticket(integer(ticket))});
         long_lived.note_grouped(tensor);
@@ -287,11 +251,10 @@ inline void TensorObserver::measure_long_lived() {
     for (const at::Tensor &tensor : long_lived.take_due()) {
         const std::optional<Identity> identity = identify(tensor);
         if (!identity || !identity->layout->contiguous || !identity->layout->elements || identity->address % 16 ||
-            is_on_cpu(*identity) ||
-            memories.find(*identity))
+            is_measured_here(tensor) || memories.find(*identity))
             continue;
         auto fits = [&](const auto &group) {
-            return group[0].second.dtype == identity->dtype && group[0].second.device == identity->device;
+            return group[0].second.dtype == identity->dtype && group[0].first.device() == tensor.device();
         };
         auto at = std::find_if(groups.begin(), groups.end(), fits);
         if (at == groups.end()) at = groups.emplace(groups.end());
@@ -302,100 +265,23 @@ inline void TensorObserver::measure_long_lived() {
 
 // ---- observing -----------------------------------------------------------------------------------------------------
 
-inline void TensorObserver::write_row(const TensorRow &row, const Identity &identity, const Row &of,
-                                      const CachedMeasurement &cached,
-                             PyObject *device) {
-    if (appending) {
-        const Py_ssize_t count = appending->append_tensor(row_buffer, &row);
-        if (count < 0) throw PythonError();
-        if (count >= batch) call_method(writer, tensor_names().batch_ready, row_buffer.get());
-        return;
-    }
-    const auto or_none = [](const Ref &object) { return object ? object.get() : Py_None; };
-    const Ref tuple = Ref::made(Py_BuildValue(
-        "LOOONNONNNOOON", static_cast<long long>(of.seq), name_of(of.role), of.path, identity.dtype->name.get(),
-        identity.layout->shape_tuple().release(), identity.layout->stride_tuple().release(), device,
-        PyBool_FromLong(row.requires_grad), cached.statistics().release(),
-        cached.is_measured ? PyLong_FromUnsignedLongLong(cached.measured.fingerprint) : none().release(),
-            or_none(cached.values),
-        or_none(cached.placement), or_none(cached.note), PyLong_FromLongLong(row.value)));
-    call_method(writer, tensor_names().tensor_row, tuple.get());
-}
-
-// Whether a memory has not been filled yet.
-inline bool TensorObserver::is_unfilled(const c10::Storage &storage) const {
-    if (!PyDict_Size(unfilled.get())) return false;
-    const Ref owner = Ref::made(THPStorage_Wrap(storage));
-    const Ref number = Ref::made(PyLong_FromVoidPtr(owner.get()));
-    return check(PyDict_Contains(unfilled.get(), number.get()));
-}
-
-// If a call takes a memory as an input, it must have been filled by a kernel that we cannot see.
-inline void TensorObserver::note_filled(const c10::Storage &storage) {
-    if (!is_unfilled(storage)) return;
-    const Ref owner = Ref::made(THPStorage_Wrap(storage));
-    check(PyDict_DelItem(unfilled.get(), Ref::made(PyLong_FromVoidPtr(owner.get())).get()));
-}
-
-// Whether its kept bytes are no longer held by the writer, so that they have to be read again.
-inline bool is_stale(const CachedMeasurement &cached) { return cached.values &&
-                                                       is_true(attribute(cached.values, tensor_names().stale)); }
-
-// Records a tensor that has been identified. Returns whether it holds NaN or infinities, if `reports_nonfinite`.
 inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &identity, const Row &row,
                                    bool is_long_lived) {
-    note_filled(identity.storage);
-    const bool is_grouped = is_long_lived && !values && !is_on_cpu(identity);
+    const bool is_grouped = is_long_lived && !values && !is_measured_here(tensor);
     if (is_grouped && long_lived.is_due) measure_long_lived();
-    CachedMeasurement cached;
-    int64_t number = -1;
     const NamedDevice where = device_of(tensor);
-    const MeasuredView *known = memories.find(identity);
-    if (known) {
-        cached = known->cached, number = known->number;
-        if (is_stale(cached)) known = nullptr, number = -1;
-    }
-    if (!known) cached = measure_first(tensor, identity, where.device, row);
-    if (number < 0) {
-        Memory &memory = memories.of(identity.storage);
-        number = memories.value(memory, identity.version);
-        MeasuredView *view = memories.find(identity);
-        if (view) view->cached = cached, view->number = number;
-        else memory.views.push_back(MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
-                                                 cached, number});
-    }
-    if (is_grouped) long_lived.note(tensor, known != nullptr);
-    Ref path, placement, note;  // keep encoded texts alive
-    const Layout &layout = *identity.layout;
-    TensorRow written{};
-    written.seq = row.seq;
-    written.role = text_of(name_of(row.role), path);
-    written.path = text_of(row.path, path);
-    written.dtype = identity.dtype->text;
-    written.shape = layout.shape.data(), written.stride = layout.stride.data();
-    written.dims = static_cast<int64_t>(layout.shape.size());
-    written.device = where.text;
-    written.requires_grad = tensor.requires_grad();
-    written.ticket = cached.ticket;
-    written.measured = cached.is_measured ? &cached.measured : nullptr;
-    written.has_statistics = cached.has_statistics;
-    written.values = cached.values ? cached.values.get() : Py_None;
-    if (cached.placement) written.placement = text_of(cached.placement, placement);
-    if (cached.note) written.note = text_of(cached.note, note);
-    written.value = number;
-    write_row(written, identity, row, cached, where.name);
-    return reports_nonfinite && cached.is_nonfinite();
-}
-
-inline bool call_slow_path(const Ref &slow_path, const Row &row, PyObject *tensor) {
-    const Ref seq = Ref::made(PyLong_FromLongLong(row.seq));
-    return call(slow_path, seq.get(), name_of(row.role), row.path, tensor).get() == Py_True;
+    bool again = true;
+    const bool bad = MeasuringObserver::record(identity, row, {where.name, where.text, tensor.requires_grad()}, [&] {
+        again = false;
+        return measure_first(tensor, identity, where.device, row);
+    });
+    if (is_grouped) long_lived.note(tensor, again);
+    return bad;
 }
 
 inline bool TensorObserver::observe(const Row &row, PyObject *tensor) {
     if (!on) return shared_with_python = true, call_slow_path(slow_observe, row, tensor);
-    // A call that has no row, or a role that is not recorded.
-    if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
+    if (!is_wanted(row)) return false;
     const bool plain = is_plain(tensor);
     const std::optional<Identity> identity = plain ? identify(THPVariable_Unpack(tensor)) : std::nullopt;
     if (!identity) return shared_with_python = true, call_slow_path(slow_observe, row, tensor);
@@ -428,7 +314,7 @@ std::pair<PyObject *, bool> object_in(const Slot &, ...) {
 inline bool TensorObserver::observe(const Row &row, const at::Tensor &tensor) {
     const auto [object, is_known] = object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot(), 0);
     if (on && is_known && (!object || is_plain(object))) {
-        if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
+        if (!is_wanted(row)) return false;
         if (const std::optional<Identity> identity = identify(tensor)) {
             ++rows;
             return record(tensor, *identity, row, is_long_lived(row, object));
@@ -447,6 +333,12 @@ inline void TensorObserver::forget_written(const Ref &slow_path, PyObject *tenso
         return;
     }
     Ref::made(PyObject_CallOneArg(slow_path, tensor));
+}
+
+// Records a tensor of C++, of which a Python object is made only where it has to be.
+inline bool observe_value(const ObserverHandle &tensors, const Row &row, const at::Tensor &tensor) {
+    if (NativeObserver *native = tensors.native()) return static_cast<TensorObserver *>(native)->observe(row, tensor);
+    return tensors.observe(row, Ref::made(THPVariable_Wrap(tensor)));
 }
 
 }  // namespace astray

@@ -1,25 +1,14 @@
-// The Python binding of `TensorObserver`: see _torch.pyi, and `TorchReader.native_observer` for its arguments.
+// The Python binding of a `TensorObserver`: its methods, as `NativeObserver` in capture/adapters.py has them. The
+// framework's `init` reads its arguments.
 
 #pragma once
 
-#include "observer.h"
-#include "tensor_observer.h"
+#include "tensor_observer.h"  // of the framework
 
 namespace astray {
 namespace bindings {
 
 inline TensorObserver &of(PyObject *self) { return Object<TensorObserver>::in(self); }
-
-inline void expect(Py_ssize_t given, Py_ssize_t expected) {
-    if (given == expected) return;
-    PyErr_Format(PyExc_TypeError, "%zd arguments were given, %zd are expected.", given, expected);
-    throw PythonError();
-}
-
-inline const c10::Storage &storage_of(PyObject *owner) {
-    if (!THPStorage_Check(owner)) raise(PyExc_TypeError, "The owner of a memory is a storage.");
-    return THPStorage_Unpack(owner);
-}
 
 // True when the tensor holds NaN or infinities, else None.
 inline Ref answer(bool bad) { return Ref::shared(bad ? Py_True : Py_None); }
@@ -54,7 +43,7 @@ inline PyObject *py_written(PyObject *self, PyObject *tensor) {
 
 inline PyObject *py_forget(PyObject *self, PyObject *owner) {
     return to_python([&] {
-        of(self).memories.forget(storage_of(owner));
+        of(self).memories.forget(memory_owner_of(owner));
         return answer(false);
     });
 }
@@ -65,7 +54,7 @@ inline PyObject *py_value_number(PyObject *self, PyObject *args) {
         long long version;
         if (!PyArg_ParseTuple(args, "OL", &owner, &version)) throw PythonError();
         Memories &memories = of(self).memories;
-        return Ref::made(PyLong_FromLongLong(memories.value(memories.of(storage_of(owner)), version)));
+        return Ref::made(PyLong_FromLongLong(memories.value(memories.of(memory_owner_of(owner)), version)));
     });
 }
 
@@ -74,7 +63,7 @@ inline PyObject *py_written_ahead(PyObject *self, PyObject *args) {
         PyObject *owner;
         long long version;
         if (!PyArg_ParseTuple(args, "OL", &owner, &version)) throw PythonError();
-        of(self).memories.written_ahead(storage_of(owner), version);
+        of(self).memories.written_ahead(memory_owner_of(owner), version);
         return answer(false);
     });
 }
@@ -82,7 +71,7 @@ inline PyObject *py_written_ahead(PyObject *self, PyObject *args) {
 inline PyObject *py_clear(PyObject *self, PyObject *) {
     return to_python([&] {
         TensorObserver &observer = of(self);
-        observer.long_lived.expire();
+        observer.expire();
         observer.shared_with_python = false;
         observer.memories.expire();
         return answer(false);
@@ -95,7 +84,7 @@ inline PyObject *py_renumber(PyObject *self, PyObject *unused) {
 }
 
 inline PyObject *py_next_step(PyObject *self, PyObject *unused) {
-    of(self).long_lived.is_due = true;
+    of(self).next_step();
     return py_renumber(self, unused);
 }
 
@@ -125,52 +114,12 @@ inline PyObject *py_report_nonfinite(PyObject *self, PyObject *on) {
     });
 }
 
-inline PyObject *get_launches(PyObject *self, void *) { return PyBool_FromLong(of(self).launching != nullptr); }
-
-inline int init(PyObject *self, PyObject *args, PyObject *) {
-    return to_status([&] {
-        PyObject *examples, *measuring, *given[16];
-        Py_ssize_t batch;
-        if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:TensorObserver", &PyList_Type, &examples, &given[0],
-                              &PyDict_Type,
-                              &given[1], &PyDict_Type, &given[2], &given[3], &given[4], &measuring, &given[5],
-                              &PyDict_Type, &given[6], &given[7], &given[8], &batch, &given[9], &given[10], &given[11],
-                              &given[12], &given[13]))
-            throw PythonError();
-        TensorObserver &observer = of(self);
-        Ref *members[] = {&observer.parameter_type, &observer.devices,      &observer.cuda_measurers,      &observer.stream,
-                          &observer.measure_together, &observer.make_identity,     &observer.unfilled,
-                              &observer.writer,
-                          &observer.row_buffer, &observer.slow_observe, &observer.slow_observe_unread,
-                          &observer.slow_written,   &observer.slow_changed, &observer.slow_measure};
-        for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
-        observer.batch = batch;
-        observer.appending = find_appending();
-        if (observer.appending && !observer.appending->are_tensors(observer.row_buffer)) observer.appending = nullptr;
-        observer.launching = find_launching();
-        if (measuring != Py_None) {
-            observer.measuring = static_cast<const Measuring *>(PyCapsule_GetPointer(measuring, MEASURING));
-            if (!observer.measuring) throw PythonError();
-        }
-        for (Py_ssize_t i = 0; i < PyList_Size(examples); ++i) {
-            PyObject *tensor, *name;
-            if (!PyArg_ParseTuple(PyList_GetItem(examples, i), "OU", &tensor, &name)) throw PythonError();
-            if (!THPVariable_CheckExact(tensor)) raise(PyExc_TypeError, "The examples are not all plain tensors.");
-            if (!i) observer.tensor_type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(tensor)));
-            Dtype &type = observer.types[static_cast<size_t>(THPVariable_Unpack(tensor).scalar_type())];
-            type.name = Ref::shared(name);
-            type.text = text_of(type.name);
-            if (observer.measuring) type.number = observer.measuring->dtype(type.text.data);
-        }
-    });
-}
-
 }  // namespace bindings
 
 inline NativeObserver *as_native(PyObject *observer);
 
-// Makes the type, and adds it to the module.
-inline void add_tensor_observer(PyObject *module) {
+// Makes the type, and adds it to the module. `init` and `attributes` are the framework's.
+inline void add_tensor_observer(PyObject *module, initproc init, PyGetSetDef *attributes) {
     using namespace bindings;
     static PyMethodDef methods[] = {
         {"observe", fast(py_observe), METH_FASTCALL, nullptr},
@@ -188,10 +137,6 @@ inline void add_tensor_observer(PyObject *module) {
         {"report_nonfinite", py_report_nonfinite, METH_O, nullptr},
         {nullptr, nullptr, 0, nullptr},
     };
-    static PyGetSetDef attributes[] = {
-        {"launches", get_launches, nullptr, "Whether kernels of a card are launched from here.", nullptr},
-        {nullptr, nullptr, nullptr, nullptr, nullptr},
-    };
     Object<TensorObserver>::add_to(module, ASTRAY_MODULE ".TensorObserver",
                           {slot(Py_tp_init, init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
     find_native_observer = as_native;
@@ -200,12 +145,6 @@ inline void add_tensor_observer(PyObject *module) {
 // The observer's native code, if it is a `TensorObserver`.
 inline NativeObserver *as_native(PyObject *observer) {
     return Object<TensorObserver>::is(observer) ? &Object<TensorObserver>::in(observer) : nullptr;
-}
-
-// Records a tensor of C++, of which a Python object is made only where it has to be.
-inline bool observe_value(const ObserverHandle &tensors, const Row &row, const at::Tensor &tensor) {
-    if (NativeObserver *native = tensors.native()) return static_cast<TensorObserver *>(native)->observe(row, tensor);
-    return tensors.observe(row, Ref::made(THPVariable_Wrap(tensor)));
 }
 
 }  // namespace astray
