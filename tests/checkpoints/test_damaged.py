@@ -109,7 +109,10 @@ def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
         (b"GGUF\x03\0\0\0", "is a GGUF file, which astray does not read"),
         (b"\x93NUMPY\x01\x00", "is a numpy array"),
         (b"\x1f\x8b\x08", "is compressed by gzip. Unpack it first."),
-        (b"hello, world", "is not a checkpoint: it begins neither like safetensors nor like a file of torch.save."),
+        (
+            b"hello, world",
+            "is not a checkpoint: it begins neither like safetensors nor like a file of torch.save or paddle.save.",
+        ),
     ],
 )
 def test_other_files(tmp_path: Path, content: bytes, why: str) -> None:
@@ -173,7 +176,7 @@ def test_archives_of_others(saved: Path, tmp_path: Path) -> None:
     assert "is a TorchScript program, not a checkpoint" in refused(tmp_path / "script.pt")
     with (tmp_path / "p.pkl").open("wb") as file:
         pickle.dump({"weight": [1, 2]}, file)
-    assert "is a pickle, but none that torch.save wrote" in refused(tmp_path / "p.pkl")
+    assert "is a pickle, but none that torch.save or paddle.save wrote" in refused(tmp_path / "p.pkl")
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -320,7 +323,7 @@ def test_pickles_that_are_meant_to_harm(tmp_path: Path, content: bytes, why: str
 
 
 def test_a_file_that_holds_itself_over_and_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astray.checkpoints.torch_objects.MOST_ENTRIES", 10_000)
+    monkeypatch.setattr("astray.checkpoints.pickled_entries.MOST_ENTRIES", 10_000)
     laughs: Any = ["ha", {}]
     for _ in range(30):
         laughs = [laughs] * 10

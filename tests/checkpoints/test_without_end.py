@@ -19,7 +19,7 @@ from types import FrameType
 import pytest
 
 from astray import checkpoints
-from astray.checkpoints import distributed, pickles, torch_objects
+from astray.checkpoints import distributed, pickled_entries, pickles
 from astray.checkpoints.distributed import TensorChunk
 from astray.checkpoints.torch_files import ByteRange
 from astray.errors import CheckpointError
@@ -32,8 +32,8 @@ def _bounded_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def ring(_: int, __: FrameType | None) -> None:
         raise AssertionError(f"more than {SECONDS} s of computing")
 
-    monkeypatch.setattr(torch_objects, "MOST_ENTRIES", 100_000)
-    monkeypatch.setattr(torch_objects, "MOST_VISITED", 1_000_000)
+    monkeypatch.setattr(pickled_entries, "MOST_ENTRIES", 100_000)
+    monkeypatch.setattr(pickled_entries, "MOST_VISITED", 1_000_000)
     before = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     yield

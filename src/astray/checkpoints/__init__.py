@@ -1,4 +1,4 @@
-"""A checkpoint on disk, tensor by tensor: safetensors, Hugging Face folders, torch files, distributed checkpoints.
+"""A checkpoint on disk, tensor by tensor: safetensors, Hugging Face folders, torch and Paddle, distributed checkpoints.
 
     with astray.checkpoints.open("model.safetensors") as weights:
         weights.spec("h.0.mlp.weight")       shape and dtype; nothing is loaded
@@ -11,9 +11,12 @@ checkpoint.py          `Checkpoint`, and the statistics of its tensors
 opening.py             recognises the format; Hugging Face folders
 safetensors_files.py   safetensors
 torch_files.py         files of `torch.save`
+paddle_files.py        files of `paddle.save`
 distributed.py         folders of torch.distributed.checkpoint
 pickles.py             the content of a pickle, read as data
-torch_objects.py       the tensors in it
+pickled_entries.py     its entries by dotted names
+torch_objects.py       the tensors of torch in it
+numpy_objects.py       the arrays of numpy in it, which Paddle's tensors are there
 stored_tensor.py       where a tensor is in its files, and how it is read; `CheckpointContents`, and the open `Files`
 """
 

@@ -14,19 +14,22 @@ from pathlib import Path
 
 from astray.checkpoints import distributed
 from astray.checkpoints.checkpoint import Checkpoint
+from astray.checkpoints.paddle_files import open_paddle
 from astray.checkpoints.safetensors_files import open_safetensors
 from astray.checkpoints.stored_tensor import CheckpointContents, Files, Stored, printable
-from astray.checkpoints.torch_files import open_legacy, open_zip
+from astray.checkpoints.torch_files import is_legacy, open_legacy, open_zip
 from astray.errors import CheckpointError
 from astray.wording import counted
 
-ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pdparams")
 """The suffixes of files with weights. In a folder, files with one suffix are preferred to those with the next."""
 
-USUAL = ("model", "pytorch_model", "consolidated", "adapter_model", "diffusion_pytorch_model")
+USUAL = ("model", "pytorch_model", "model_state", "consolidated", "adapter_model", "diffusion_pytorch_model")
 """The usual names of such a file among others."""
 
 INDEX = ".index.json"
+INDICES = tuple(f"{ending}{INDEX}" for ending in (".safetensors", ".bin", ".pdparams"))
+"""How the names of indices end, those of safetensors before others."""
 
 MOST_INDEX_BYTES = 100_000_000
 
@@ -40,6 +43,13 @@ _OTHER_FORMATS = {
     b"\x1f\x8b": "compressed by gzip. Unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed by zstd. Unpack it first",
 }
+
+
+_OTHER_SUFFIXES = dict.fromkeys(
+    (".pdiparams", ".pdmodel"),
+    "of a program for inference, whose weights have no names there. Load it with paddle.jit.load, and save them: "
+    "paddle.save(layer.state_dict(), 'weights.pdparams')",
+)
 
 
 def recognises(path: Path) -> bool:
@@ -60,7 +70,7 @@ def _looks_like_one(names: list[str]) -> bool:
 
 
 def _is_index(name: str) -> bool:
-    return name.endswith((".safetensors" + INDEX, ".bin" + INDEX))
+    return name.endswith(INDICES)
 
 
 def _weights(names: list[str]) -> list[str]:
@@ -73,7 +83,7 @@ def _weights(names: list[str]) -> list[str]:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint: a file of safetensors or torch, a Hugging Face folder, a distributed checkpoint's folder.
+    """Open a checkpoint: a file of safetensors, torch or Paddle, or the folder of a Hugging Face or distributed one.
 
     >>> with astray.checkpoints.open("gpt2/model.safetensors") as weights:
     ...     weights
@@ -111,10 +121,10 @@ def _open_shard(path: Path, files: Files) -> CheckpointContents:
     if kind == "zip":
         return open_zip(path, files)
     if kind == "pickle":
-        return open_legacy(path, files)
+        return open_legacy(path, files) if is_legacy(start) else open_paddle(path, files)
     if path.suffix == ".safetensors":  # the error then says what is wrong with it
         return open_safetensors(path, files)
-    raise CheckpointError(f"{path} is {_describe(start, size)}.")
+    raise CheckpointError(f"{path} is {_describe(path, start, size)}.")
 
 
 def _kind(start: bytes) -> str | None:
@@ -128,12 +138,16 @@ def _kind(start: bytes) -> str | None:
     return None
 
 
-def _describe(start: bytes, size: int) -> str:
+def _describe(path: Path, start: bytes, size: int) -> str:
     """A file that is not a checkpoint, in words."""
     if not size:
         return "empty"
     known = next((format for magic, format in _OTHER_FORMATS.items() if start.startswith(magic)), None)
-    return known or "not a checkpoint: it begins neither like safetensors nor like a file of torch.save"
+    return (
+        known
+        or _OTHER_SUFFIXES.get(path.suffix)
+        or "not a checkpoint: it begins neither like safetensors nor like a file of torch.save or paddle.save"
+    )
 
 
 def _open_folder(folder: Path, files: Files) -> CheckpointContents:
@@ -151,7 +165,13 @@ def _open_folder(folder: Path, files: Files) -> CheckpointContents:
         return _open_shard(folder / weights[0], files)
     if weights:
         raise CheckpointError(f"{folder} has several files of weights and no index. Give one: {_listed(weights)}.")
-    if any(name.endswith(distributed.DATA) for name in names):
+    parts = [name for name in names if name.endswith(distributed.DATA)]
+    if parts and any(name.endswith(distributed.METADATA) for name in names):
+        raise CheckpointError(
+            f"{folder} is a distributed checkpoint of Paddle, whose parts astray does not put together. Give one of "
+            f"them: {_listed(parts)}; or load it into the whole model, and save that with paddle.save."
+        )
+    if parts:
         raise CheckpointError(
             f"{folder} has the parts of a distributed checkpoint, but no {distributed.METADATA}: it was not finished, "
             "or not all of it was copied."
@@ -177,9 +197,9 @@ def _why_no_tensors(path: Path, contents: CheckpointContents) -> str:
 
 def find_index(folder: Path, names: list[str]) -> Path | None:
     """The index of a folder, one of safetensors before others. Raises CheckpointError when there are several."""
-    for ending in (".safetensors" + INDEX, ".bin" + INDEX):
+    for ending in INDICES:
         indices = [name for name in names if name.endswith(ending)]
-        plain = [name for name in indices if name.split(".")[0] in ("model", "pytorch_model")]
+        plain = [name for name in indices if name.split(".")[0] in ("model", "pytorch_model", "model_state")]
         if len(indices) == 1 or len(plain) == 1:
             return folder / (plain or indices)[0]
         if indices:

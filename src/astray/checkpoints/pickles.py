@@ -2,16 +2,21 @@
 
 A pickle is a program for a stack machine. The machine here runs it, except that a class or function stays a name
 (`Global`), and an object that would be made by calling it becomes a record of the call (`PickledObject`). So any file
-can be read safely, a hostile one too; `torch_objects` then interprets what it knows. Only the binary opcodes are
-supported, which is all that torch has ever written.
+can be read safely, a hostile one too; `torch_objects` and `numpy_objects` then interpret what they know. Only the
+binary opcodes are supported, which is all that torch and Paddle have ever written.
+
+A pickle that holds the values of tensors itself is read from its file, where they stay: each is a `Payload`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from astray.checkpoints.stored_tensor import Files
 from astray.errors import CheckpointError
 
 DEEPEST_KEY = 3
@@ -29,6 +34,14 @@ million tensors take about half of this number."""
 MOST_MEMOISED = 1 << 25
 """The most entries of a pickle's memo."""
 
+LONGEST_KEPT = 1024
+"""Longer texts and bytes stay in the file that they are read from. Names are shorter."""
+
+MOST_READ = 1 << 30
+"""The most bytes that are read of a file beside its payloads: a million tensors take a third of this."""
+
+_WINDOW = 1 << 16  # bytes of a file that are in memory at a time
+
 
 class Global(NamedTuple):
     """A class or function, by its name."""
@@ -44,6 +57,18 @@ class Persistent(NamedTuple):
     """A reference to something outside of the pickle, by its `id`."""
 
     id: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Long bytes in a pickle, left where they are in its file.
+
+    encoded: as a text in UTF-8 whose characters are the bytes, which pickles of protocol 2 have.
+    """
+
+    start: int
+    nbytes: int
+    encoded: bool
 
 
 _NOTHING: list[Any] = []  # shared by all objects without items or members, which is nearly all; never changed
@@ -80,7 +105,15 @@ _MARK = object()
 
 def read_pickle(data: bytes | memoryview, where: str, start: int = 0) -> tuple[Any, int]:
     """The content of the pickle that begins at `start`, and where it ends. `where` names it in errors."""
-    machine = _Machine(memoryview(data), start)
+    return _run(_Machine(memoryview(data), start), where)
+
+
+def read_pickle_file(path: Path, files: Files) -> tuple[Any, int]:
+    """The content of the pickle that a file begins with, and where it ends. Long bytes are a `Payload`."""
+    return _run(_Machine(_FileWindow(path, files), 0), str(path))
+
+
+def _run(machine: _Machine, where: str) -> tuple[Any, int]:
     try:
         return machine.run(), machine.position
     except _Malformed as error:
@@ -92,10 +125,45 @@ def read_pickle(data: bytes | memoryview, where: str, start: int = 0) -> tuple[A
     raise CheckpointError(f"{where} is damaged: {why}. Copy it again from where it was made.")
 
 
+class _FileWindow:
+    """The bytes of a file, of which a few are in memory: those from the machine's position on."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self._size = files.size(path)
+        self._held = memoryview(b"")
+        self._start = 0
+        self._left = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        """A byte, or those of a slice as far as they are there. Raises IndexError behind the end."""
+        first, last = (place.start, place.stop) if isinstance(place, slice) else (place, place + 1)
+        if not self._start <= first <= last <= self._start + len(self._held):
+            self._hold(first, last - first)
+        held = self._held[first - self._start :]
+        return held[: last - first] if isinstance(place, slice) else held[0]
+
+    def leave(self, start: int, count: int) -> None:
+        """Bytes that stay in the file."""
+        if start + count > self._size:
+            raise _Malformed("it ends too early")
+        self._left += count
+
+    def _hold(self, start: int, count: int) -> None:
+        if count > _WINDOW:
+            raise _Malformed(f"something at byte {start:,} is {count:,} bytes long")
+        if start - self._left > MOST_READ:
+            raise _Malformed(f"it has more than {MOST_READ:,} bytes beside long ones")
+        nbytes = max(min(_WINDOW, self._size - start), 0)
+        self._held = memoryview(self._files.read(self._path, start, nbytes))
+        self._start = start
+
+
 class _Machine:
     """The stack machine. Its memo is a dictionary: a list would be as long as the largest index in the file."""
 
-    def __init__(self, data: memoryview, position: int) -> None:
+    def __init__(self, data: memoryview | _FileWindow, position: int) -> None:
         self._data = data
         self.position = position
         self._stack: list[Any] = []
@@ -122,6 +190,14 @@ class _Machine:
             raise _Malformed("it ends too early")
         self.position += count
         return taken
+
+    def payload(self, count: int, *, encoded: bool = False) -> Payload | None:
+        """The place of so many bytes, where these stay in the file; None where they are to be read."""
+        if count <= LONGEST_KEPT or not isinstance(self._data, _FileWindow):
+            return None
+        self._data.leave(self.position, count)
+        self.position += count
+        return Payload(self.position - count, count, encoded)
 
     def _byte(self) -> int:
         self.position += 1
@@ -243,16 +319,20 @@ def _key(value: Any, depth: int = 0) -> Any:
 
 
 def _text(machine: _Machine, form: str) -> None:
-    machine.push(bytes(machine._take(machine._number(form))).decode("utf-8", "surrogatepass"))
+    count = machine._number(form)
+    left = machine.payload(count, encoded=True)
+    machine.push(left or bytes(machine._take(count)).decode("utf-8", "surrogatepass"))
 
 
 def _raw(machine: _Machine, form: str) -> None:
-    machine.push(bytes(machine._take(machine._number(form))))
+    count = machine._number(form)
+    machine.push(machine.payload(count) or bytes(machine._take(count)))
 
 
 def _string(machine: _Machine, form: str) -> None:
     """A string of Python 2."""
-    machine.push(bytes(machine._take(machine._number(form))).decode("latin-1"))
+    count = machine._number(form)
+    machine.push(machine.payload(count) or bytes(machine._take(count)).decode("latin-1"))
 
 
 def _long(machine: _Machine, form: str) -> None:

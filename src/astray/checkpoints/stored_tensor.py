@@ -2,9 +2,9 @@
 
 The readers of all formats describe tensors as `Stored` and give them in `CheckpointContents`. Values are read whole, or
 in blocks of bounded size in row-major order, so that a tensor of any size can be measured: at most one block is in
-memory at a time, plus as much again to pick its elements from. `Files` keeps a few files open and copies bytes out of
-them. It maps none into memory: pages of a mapped file count as memory of the process, and a mapped file that shrinks
-crashes it.
+memory at a time, plus as much again to pick its elements from. Bytes that a pickle holds as a text are decoded as they
+are read (`EncodedBytes`). `Files` keeps a few files open and copies bytes out of them. It maps none into memory: pages
+of a mapped file count as memory of the process, and a mapped file that shrinks crashes it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import stat
 import threading
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -82,13 +83,68 @@ class TensorSpec(NamedTuple):
         return self.size * dtypes.find(self.dtype).itemsize
 
 
+class EncodedBytes:
+    """Bytes in a file as a text in UTF-8 whose characters they are: those above 127 take two bytes of the file.
+
+    Where the bytes of each block begin in the text is found in one pass, when the first of them are read.
+    """
+
+    _BLOCK = 1 << 20
+
+    def __init__(self, file: Path, start: int, nbytes: int) -> None:
+        self.file = file
+        self._start = start
+        self._end = start + nbytes
+        self._begins: list[tuple[int, int]] = []  # how many bytes come before a position of the file
+
+    def read_into(self, files: Files, offset: int, into: memoryview) -> None:
+        """Fill a buffer from an offset of the decoded bytes."""
+        if not self._begins:
+            self._begins = list(self._blocks(files))
+        done, number = 0, bisect_right(self._begins, offset, key=lambda begin: begin[0]) - 1
+        while done < len(into):
+            before, position = self._begins[number]
+            _, end = self._begins[number + 1] if number + 1 < len(self._begins) else (0, self._end)
+            part = self._decoded(files, position, end)[offset + done - before :][: len(into) - done]
+            if not part:
+                break
+            into[done : done + len(part)] = part
+            done, number = done + len(part), min(number + 1, len(self._begins) - 1)
+        if done < len(into):
+            raise CheckpointError(
+                f"{self.file} is damaged: the text at byte {self._start:,} stands for {offset + done:,} bytes, before "
+                f"{len(into) - done:,} that belong to a tensor. Copy it again."
+            )
+
+    def _blocks(self, files: Files) -> Iterator[tuple[int, int]]:
+        before, position = 0, self._start
+        while position < self._end:
+            yield before, position
+            text = np.frombuffer(files.read(self.file, position, min(self._BLOCK, self._end - position)), np.uint8)
+            begins = (text & 0xC0) != 0x80  # of characters; the others continue one
+            if position + len(text) < self._end and text[-1] >= 0xC0:  # the next block begins with this character
+                begins = begins[:-1]
+            before, position = before + int(np.count_nonzero(begins)), position + len(begins)
+
+    def _decoded(self, files: Files, start: int, end: int) -> bytes:
+        try:
+            return files.read(self.file, start, end - start).decode().encode("latin-1")
+        except ValueError:
+            raise CheckpointError(
+                f"{self.file} is damaged: the text at byte {self._start:,} stands for no bytes. Copy it again."
+            ) from None
+
+
+ByteSource = Path | bytes | EncodedBytes
+
+
 class StoredBox(NamedTuple):
-    """A box of a tensor in a file.
+    """A box of a tensor in a file, or in what has its bytes in another way.
 
     start: the byte of its first element. offset: the index of that element in the tensor. stride: in elements.
     """
 
-    file: Path
+    file: ByteSource
     start: int
     offset: Index
     shape: Index
@@ -219,7 +275,7 @@ def _fill(into: Array, offset: Index, stored_boxes: Sequence[StoredBox], files: 
             _copy(target, box.file, box.start + skipped * into.itemsize, box.stride, files)
 
 
-def _copy(target: Array, file: Path, start: int, stride: Index, files: Files) -> None:
+def _copy(target: Array, file: ByteSource, start: int, stride: Index, files: Files) -> None:
     """Copy strided elements of a file into an array of the same shape."""
     if target.flags.c_contiguous and _is_dense(target.shape, stride):
         files.read_into(file, start, target)
@@ -288,10 +344,18 @@ class Files:
         self.read_into(path, offset, data)
         return data.tobytes()
 
-    def read_into(self, path: Path, offset: int, into: npt.NDArray[Any]) -> None:
+    def read_into(self, source: ByteSource, offset: int, into: npt.NDArray[Any]) -> None:
         """Fill a contiguous array from an offset of a file. Raises CheckpointError when the file ends before that."""
         flat: Any = into.reshape(-1).view(np.uint8)
         buffer = memoryview(flat)
+        if isinstance(source, EncodedBytes):
+            source.read_into(self, offset, buffer)
+        elif isinstance(source, bytes):
+            buffer[:] = source[offset : offset + len(buffer)]
+        else:
+            self._read_into(source, offset, buffer)
+
+    def _read_into(self, path: Path, offset: int, buffer: memoryview) -> None:
         done = 0
         with self._lock:
             file = self._file(path)

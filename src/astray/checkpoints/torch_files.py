@@ -150,6 +150,11 @@ class _FilePart(io.RawIOBase):
         return count
 
 
+def is_legacy(start: bytes) -> bool:
+    """Whether a file that begins with these bytes is of `torch.save` before 2020, and not another pickle."""
+    return start[2:].startswith(b"\x8a\x0a" + MAGIC.to_bytes(10, "little"))
+
+
 def open_legacy(path: Path, files: Files, unwrap: Unwrap = _unchanged) -> CheckpointContents:
     """A file that `torch.save` wrote before 2020: five pickles, followed by the storages."""
     contents, end = _pickles(path, files)

@@ -28,8 +28,9 @@ from astray.wording import counted, sized
 _OF_OPTIMIZER = re.compile(
     r"(^|\.)(optim|optimizers?|optimizer_states?|optimizer_state_dict|opt)\.|^state\."
     r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
+    r"|(^|\.)master_weights\.|\.[wb]_\d+_\w+_\d+$|_(moment[12]?|velocity|inf_norm|mean_square|beta[12]_pow_acc)_\d+$"
 )
-"""How torch and programs that save optimizer states beside a model name these."""
+"""How torch, Paddle and programs that save optimizer states beside a model name these."""
 
 
 class CheckpointData(RunData):
