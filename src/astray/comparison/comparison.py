@@ -28,6 +28,9 @@ from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.pair.alignment import unnamed_calls as unnamed_calls
 from astray.comparison.pair.checkpoints import pair_names
 from astray.comparison.pair.joined_runs import about_micro_steps, join
+from astray.comparison.pair.layout_checks import check_layouts, doubtful_layouts
+from astray.comparison.pair.lone_rows import lone_by_mapping
+from astray.comparison.pair.mapping import NOTHING, Mapping
 from astray.comparison.pair.matching import Matching, MatchingOptions
 from astray.comparison.problems import different_settings, little_shared, nothing_comparable, nothing_shared, problems
 from astray.comparison.ranks.rank import JudgeOptions, PairCounts, RankSides, compare_rank, table
@@ -98,6 +101,7 @@ def compare(
     judging = JudgeOptions(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
     matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
+    check_layouts(runs.reference, runs.candidate, matching)
     job = job_of((reference, candidate, noises), matching, judging, metrics)
     recorded = runs
     if matching.micro == "joined":
@@ -114,6 +118,7 @@ def compare(
         *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
         *little_shared(*tally[:3], matching.by, not different_settings(runs.reference, runs.candidate)),
         *failed(failures),
+        *doubtful_layouts(pairs, runs.reference, runs.candidate),
         *problems(runs.reference, runs.candidate, matching),
     ]
     return ComparisonData(
@@ -127,6 +132,7 @@ def compare(
         put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
         allow_missing,
         exact,
+        matching.mapping,
     )
 
 
@@ -170,6 +176,7 @@ class ComparisonData:
     setup: what was set differently in the two runs, those first that change results.
     allow_missing: whether tensors that are only in one run are fine, whatever they are.
     exact: whether the runs were to be bit-identical.
+    mapping: what the candidate is called in the reference.
     """
 
     reference: RunData
@@ -182,6 +189,7 @@ class ComparisonData:
     setup: tuple[SetupDifference, ...] = ()
     allow_missing: bool = False
     exact: bool = False
+    mapping: Mapping = NOTHING
 
     @property
     def first(self) -> Divergence | None:
@@ -230,10 +238,20 @@ class ComparisonData:
             return np.zeros(len(self.pairs), np.bool_)
         return find_equivalent_rows(self.pairs, self.reference, self.candidate)
 
+    @cached_property
+    def without_counterpart(self) -> npt.NDArray[np.bool_]:
+        """Which rows are only in one run because the other has nothing of the kind, as the mapping says."""
+        return lone_by_mapping(self.pairs, self.mapping)
+
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
-        """Which rows should be in both runs and are only in one: none of the `detours`, none if they are allowed."""
-        return np.zeros(len(self.pairs), np.bool_) if self.allow_missing else self.lone & ~self.detours
+        """Which rows should be in both runs and are only in one.
+
+        None of the `detours`, none that the mapping says have no counterpart, and none if they are allowed.
+        """
+        if self.allow_missing:
+            return np.zeros(len(self.pairs), np.bool_)
+        return self.lone & ~self.detours & ~self.without_counterpart
 
     @property
     def exit_code(self) -> int:

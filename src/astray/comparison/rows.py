@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.pair.mapping import NOTHING, Mapping
+from astray.comparison.pair.renaming import renamed_columns
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RankRun
 
@@ -25,6 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 CALL_COLUMNS = ("step", "micro", "kind", "site", "type", "call", "phase", "recompute")
 TENSOR_COLUMNS = ("role", "path", "dtype", "shape", "part")
+MADE_COLUMNS = ("again", "form", "layout", "moved")
 WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape", "part")
 """Those that are numbered by a `StringTable`."""
 
@@ -65,8 +67,9 @@ class Rows:
     """Some tensor rows of one rank, in order of observation.
 
     `tensor` and `call_row` say where each row lies in the tables of `run`; `columns` has the columns named above, and
-    two more. `again`: whether it is of a forward call that was recomputed; the backward of such a call is the ordinary
-    one. `form`: the shape as it is judged.
+    four more. `again`: whether it is of a forward call that was recomputed; the backward of such a call is the ordinary
+    one. `form`: the shape as it is judged. `layout`: the place of the mapping's rule for how it is laid out, −1 for
+    none; `moved`: whether that rule puts its elements into another order.
     """
 
     run: RankRun | None
@@ -76,6 +79,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tensor)
+
+    @property
+    def laid_out_shape(self) -> Ints:
+        """The shapes as the reference's tensors have them, with dimensions of size 1."""
+        return np.where(self.columns["layout"] >= 0, self.columns["form"], self.columns["shape"])
 
     def statistic(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """A column of numbers of the run's tensors, at some of these rows."""
@@ -107,8 +115,12 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     """The rows of a rank that are asked for. A rank that one run lacks (None) has no rows."""
     if run is None:
         nothing = np.empty(0, np.int64)
-        return Rows(None, nothing, nothing, dict.fromkeys((*CALL_COLUMNS, *TENSOR_COLUMNS, "again", "form"), nothing))
-    calls = {name: _integers(_renamed(run.calls[name], name, reading), vocabularies[name]) for name in CALL_COLUMNS}
+        return Rows(None, nothing, nothing, dict.fromkeys((*CALL_COLUMNS, *TENSOR_COLUMNS, *MADE_COLUMNS), nothing))
+    tables: dict[str, Any] = {name: run.calls[name] for name in CALL_COLUMNS}
+    tables |= {name: run.tensors[name] for name in TENSOR_COLUMNS}
+    if reading.mapping != NOTHING:
+        tables |= renamed_columns(run, reading.mapping)._asdict()
+    calls = {name: _integers(tables[name], vocabularies[name]) for name in CALL_COLUMNS}
     calls["step"] = calls["step"] + reading.offset
     phase = run.calls.coded("phase")
     calls["again"] = calls["recompute"] * (phase.codes == phase.code("forward"))
@@ -120,19 +132,14 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     call_row = run.call_rows[rows]
     columns = {name: column[call_row] for name, column in calls.items()}
     for name in TENSOR_COLUMNS:
-        columns[name] = _integers(run.tensors[name], vocabularies[name])[rows]
-    columns["form"] = columns["shape"] if reading.ones else _without_ones(columns["shape"], vocabularies["shape"])
+        columns[name] = _integers(tables[name], vocabularies[name])[rows]
+    count = len(columns["shape"])
+    columns |= {"form": columns["shape"], "layout": np.full(count, -1, np.int32), "moved": np.zeros(count, np.int8)}
+    if reading.mapping.layouts:
+        columns |= {name: _integers(tables[name], vocabularies["shape"])[rows] for name in ("form", "layout", "moved")}
+    if not reading.ones:
+        columns["form"] = _without_ones(columns["form"], vocabularies["shape"])
     return Rows(run, np.arange(len(run.tensors))[rows], call_row, columns)
-
-
-def _renamed(
-    column: npt.NDArray[Any] | DictionaryColumn[Any], name: str, reading: RowReader
-) -> npt.NDArray[Any] | DictionaryColumn[Any]:
-    """A column of names in the reference's words."""
-    if not isinstance(column, DictionaryColumn) or name not in ("site", "type") or reading.mapping == NOTHING:
-        return column
-    rename = reading.mapping.site if name == "site" else reading.mapping.type
-    return DictionaryColumn(column.codes, [rename(value) for value in column.values])
 
 
 def _without_ones(shape: Ints, vocabulary: StringTable) -> Ints:

@@ -119,6 +119,8 @@ class Reason(IntFlag):
     UNMOVED_REFERENCE = 1 << 29
     UNMOVED_CANDIDATE = 1 << 30
     MASKS = 1 << 20
+    LAID_OUT = 1 << 31
+    UNORDERED = 1 << 32
 
 
 SENTENCES = {
@@ -153,6 +155,9 @@ SENTENCES = {
     Reason.NO_BATCH: "each micro step has its own, which is not part of the batch: what the whole would have is "
     "unknown",
     Reason.NO_SUM: "each micro step gives a share, and statistics do not tell their sum: record with keep='tensors'",
+    Reason.LAID_OUT: "compared after it was laid out as the mapping says",
+    Reason.UNORDERED: "laid out by the mapping; statistics do not show the order of elements: record with "
+    "keep='tensors'",
     Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }
 
@@ -180,7 +185,7 @@ class Judgement:
     origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of its sources
     source: npt.NDArray[np.int8]
     rule: npt.NDArray[np.int8]
-    reason: npt.NDArray[np.int32]
+    reason: npt.NDArray[np.int64]
     metrics: dict[str, Floats]
 
     @classmethod
@@ -199,7 +204,7 @@ class Judgement:
             origin=np.zeros(pairs, np.bool_),
             source=np.full(pairs, EvidenceSource.NONE, np.int8),
             rule=np.full(pairs, Rule.NONE, np.int8),
-            reason=np.zeros(pairs, np.int32),
+            reason=np.zeros(pairs, np.int64),
             metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
         )
 

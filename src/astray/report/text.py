@@ -518,10 +518,13 @@ def notes_of(comparison: ComparisonData) -> Iterator[str]:
         count = comparison.counts[verdict.label]
         if count:
             are = "are" if count != 1 else "is"
-            on_detours = comparison.detours & (comparison.pairs.coded("verdict").codes == verdict)
+            of_verdict = comparison.pairs.coded("verdict").codes == verdict
+            on_detours = comparison.detours & of_verdict
+            by_mapping = comparison.without_counterpart & of_verdict & ~on_detours
             yield (
                 f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
                 + _detour_sentence(count, int(np.count_nonzero(on_detours)))
+                + _mapping_sentence(count, int(np.count_nonzero(by_mapping)))
             )
     complete = comparison.reference.complete and comparison.candidate.complete  # else --allow-missing hides it
     if comparison.first is None and complete and comparison.missing.any():
@@ -538,6 +541,14 @@ def _detour_sentence(count: int, detours: int) -> str:
         return ""
     which = "They lie" if count == detours > 1 else "It lies" if count == detours else f"{detours:,} of them lie"
     return f" {which} on another way to results that agree."
+
+
+def _mapping_sentence(count: int, named: int) -> str:
+    """How many of the tensors that are in one run only have no counterpart, as the mapping says."""
+    if not named:
+        return ""
+    which = "They have" if count == named > 1 else "It has" if count == named else f"{named:,} of them have"
+    return f" {which} no counterpart, as the mapping says."
 
 
 def _short(place: TensorPlace, beside: TensorPlace) -> str:

@@ -62,7 +62,7 @@ def test_a_file(tmp_path):
     [
         ("", "is empty"),
         ("- a", "is empty"),
-        ("site: {a: b}", "has a section 'site'; there are sites, patterns, types, functions. Did you mean 'sites'?"),
+        ("site: {a: b}", "only in reference, only in candidate. Did you mean 'sites'?"),
         ("sites: [a]", "sites of the mapping"),
         ("patterns: {'(': x}", "is wrong: missing )"),
         (r"patterns: {'a(\d)': '\2'}", "is wrong: invalid group reference 2"),

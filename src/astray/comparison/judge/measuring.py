@@ -57,7 +57,17 @@ def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) ->
     if len(remaining):
         _measure(evidence, remaining, judged, facts, progress)
     _measure_rearranged(evidence, np.flatnonzero(judged.verdict == Verdict.SHAPE), judged, facts)
+    _tell_layouts(evidence, np.flatnonzero(pairs.matched), judged)
     return facts
+
+
+def _tell_layouts(evidence: Evidence, at: Ints, judged: Judgement) -> None:
+    """Say which pairs were laid out by the mapping, and of which the order of elements was not seen."""
+    if not evidence.layouts or not len(at):
+        return
+    at = at[evidence.has_layout(at) & (judged.verdict[at] != Verdict.SHAPE)]
+    unseen = evidence.moved(at) & (judged.source[at] < EvidenceSource.SAMPLE)
+    judged.reason[at] |= np.where(unseen, Reason.UNORDERED, Reason.LAID_OUT)
 
 
 def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:

@@ -8,7 +8,7 @@ the other kept. Two slices are the same when their texts are: one that lies insi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.measure.pieces import Pieces
 from astray.comparison.pair.alignment import Alignment
+from astray.comparison.pair.layouts import Layout
 from astray.comparison.rows import Bools, Floats, Ints, Rows
 from astray.comparison.verdict import EvidenceSource
 from astray.part import Part
@@ -61,6 +62,7 @@ class Evidence:
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
     same_fingerprint_kind: bool = True  # whether the fingerprints of both runs were made in the same way
+    layouts: Sequence[Layout] = ()  # those of the mapping, by the codes of the candidate's `layout` column
     selected_from: PairSelection | None = None  # where these are some of the pairs
 
     def take(self, at: Ints) -> Evidence:
@@ -122,12 +124,32 @@ class Evidence:
 
     @cached_property
     def merged(self) -> Bools:
-        """For each pair whether statistics of a side were put together from those of its parts."""
+        """For each pair whether statistics were added up in another order: of parts, or of elements that were moved."""
         return (
-            self._of_joined("merged") > 0
+            (self._of_joined("merged") > 0) | self._moved_pairs
             if self.selected_from is None
             else self.selected_from.evidence.merged[self.selected_from.at]
         )
+
+    @property
+    def _moved_pairs(self) -> Bools:
+        found = np.zeros(len(self.pairs.reference), np.bool_)
+        at = np.flatnonzero(self.pairs.matched)
+        found[at] = self.moved(at)
+        return found
+
+    def moved(self, at: Ints) -> Bools:
+        """Where a layout rule puts the candidate's elements into the reference's order."""
+        return np.asarray(self.candidate.columns["moved"][self.pairs.candidate[at]] > 0)
+
+    def has_layout(self, at: Ints) -> Bools:
+        """Where the mapping has a rule for how the candidate's tensor is laid out."""
+        return np.asarray(self.candidate.columns["layout"][self.pairs.candidate[at]] >= 0)
+
+    def layout(self, pair: int) -> Layout | None:
+        """How the candidate's tensor is to be laid out; None where it lies as the reference's does."""
+        rule = int(self.candidate.columns["layout"][self.pairs.candidate[pair]])
+        return self.layouts[rule] if rule >= 0 else None
 
     def _of_joined(self, name: str) -> Ints:
         """A column that only the rows of joined micro steps have, of both sides together; 0 for all others."""
@@ -164,7 +186,7 @@ class Evidence:
         if len(at) and self.same_fingerprint_kind:
             known = self.reference.known("fingerprint", self.pairs.reference[at])
             known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
-            known &= np.equal(*self.sides("dtype", at))
+            known &= np.equal(*self.sides("dtype", at)) & ~self.moved(at)
             bits[at] = np.where(known, np.equal(*self.numbers("fingerprint", at)), -1)
         return bits
 
@@ -173,7 +195,7 @@ class Evidence:
         names = ("blob_file", "blob_offset", "blob_bytes", "sampled")
         columns = [column for name in names for column in self.numbers(name, at)]
         columns += [column for name in ("dtype", "part", "shape") for column in self.sides(name, at)]
-        columns.append(self.bits[at])
+        columns += [self.bits[at], self.candidate.columns["layout"][self.pairs.candidate[at]]]
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def kept_values(self, at: Ints) -> tuple[npt.NDArray[np.int8], Bools]:
@@ -184,6 +206,9 @@ class Evidence:
         if len(both):
             reference, candidate = map(KeptValues, self.sides("part", at[both]), self.numbers("sampled", at[both]))
             shared = shared_source(reference, candidate)
+            # A slice or a sample of a tensor that is laid out in another way holds other elements.
+            other = self.has_layout(at[both]) & ~candidate.whole
+            shared = np.where(other, EvidenceSource.NONE, shared).astype(np.int8)
             apart[both] = shared == EvidenceSource.NONE
             # A slice may lie outside of the tensor.
             empty = np.minimum(*self.numbers("blob_bytes", at[both])) == 0

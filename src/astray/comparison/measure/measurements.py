@@ -5,6 +5,7 @@ Reads `evidence`, feeds `judge.measuring`. Values are read for pairs whose bits 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import ALL_VALUES, Evidence, Progress, ReadBlocks
-from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces
+from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces, flat_blocks
+from astray.comparison.pair.layouts import Layout
 from astray.comparison.rows import Bools, Floats, Ints, Rows
 from astray.comparison.verdict import Reason
 from astray.errors import RunError
@@ -71,7 +73,7 @@ def measure_statistics(evidence: Evidence, at: Ints) -> MeasuredPairs:
         differs=(~same & ~summed_alike) | bits_differ,
         size_unknown=reordered | (alike & (eps == 0)),
         nonfinite=nonfinite,
-        reason=reason.astype(np.int32),
+        reason=reason.astype(np.int64),
         metrics=found,
     )
 
@@ -113,14 +115,15 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
         differs=np.array([one.differs for one in found], np.bool_),
         size_unknown=np.zeros(len(pairs), np.bool_),
         nonfinite=np.array([one.nonfinite for one in found], np.bool_),
-        reason=np.array([one.reason for one in found], np.int32),
+        reason=np.array([one.reason for one in found], np.int64),
         metrics=dict(zip(names, measured, strict=True)),
     )
 
 
 def _measure(evidence: Evidence, pair: int) -> _PairMeasurement | None:
     """None when the values of a side cannot be read."""
-    pieces = _pieces(evidence, pair)
+    layout = evidence.layout(pair)
+    pieces = _pieces(evidence, pair) if layout is None else None
     if pieces is not None:
         plain = _measure_pieces(evidence, pair, *pieces)
         if plain.error > SHUFFLED:
@@ -176,20 +179,28 @@ def _measure_pieces(evidence: Evidence, pair: int, reference: Pieces, candidate:
 
 
 def _measure_blocks(evidence: Evidence, pair: int, read: tuple[ReadBlocks, ReadBlocks]) -> _PairMeasurement | None:
-    """Like `_measure`, without ever having the whole of a tensor in memory. Its bits are known to differ."""
-    rows = evidence.tensors(pair)
+    """Like `_measure`, with no more than a block in memory; of a tensor that is laid out anew, the candidate's own."""
+    rows, layout = evidence.tensors(pair), evidence.layout(pair)
     try:
-        found = contrast_blocks(read[0](rows[0]), read[1](rows[1]), evidence.dtype_names(pair))
+        blocks = read[1](rows[1]) if layout is None else _laid_out_blocks(evidence, rows[1], layout)
+        found, equal = contrast_blocks(read[0](rows[0]), blocks, evidence.dtype_names(pair))
     except RunError:
         return None
     return _PairMeasurement(
         error=metrics.error_of_values(found, _recorded_absmax(evidence, pair)),
-        equal=False,
+        equal=equal,
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, 0.0),
         metrics=_metrics(found),
     )
+
+
+def _laid_out_blocks(evidence: Evidence, row: int, layout: Layout) -> Iterator[npt.NDArray[Any]]:
+    values = evidence.read_candidate(row)
+    if values is None:
+        raise RunError("The values of the candidate cannot be read.")
+    return flat_blocks(layout.apply(values))
 
 
 def _metrics(sums: Contrast, slices: Slices | None = None) -> list[float]:
@@ -213,6 +224,8 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     reference, candidate = evidence.read_reference(rows[0]), evidence.read_candidate(rows[1])
     if reference is None or candidate is None:
         return None
+    layout = evidence.layout(pair)
+    candidate = candidate if layout is None else layout.apply(candidate)
     common = selections[0].intersection(selections[1])
     reference, candidate = selections[0].narrow(reference, common), selections[1].narrow(candidate, common)
     if reference.size != candidate.size:

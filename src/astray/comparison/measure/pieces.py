@@ -89,9 +89,12 @@ def stretches(reference: Pieces, candidate: Pieces) -> Iterator[tuple[npt.NDArra
 
 def contrast_blocks(
     reference: Iterator[npt.NDArray[Any]], candidate: Iterator[npt.NDArray[Any]], dtypes: tuple[str, str]
-) -> Contrast:
-    """How far apart two tensors are that come in flat blocks, each side in blocks of its own."""
+) -> tuple[Contrast, bool]:
+    """How far apart two tensors are that come in flat blocks, each side in its own; and whether they have the same
+    bits.
+    """
     found: list[Contrast] = []
+    equal = dtypes[0] == dtypes[1]
     block_reference, block_candidate = np.empty(0), np.empty(0)
     while True:
         block_reference = block_reference if block_reference.size else next(reference, block_reference)
@@ -104,8 +107,20 @@ def contrast_blocks(
             Strided.from_numpy(block_candidate[:size], dtypes[1]),
         )
         found.append(contrast(*sides))
+        equal = equal and block_reference[:size].tobytes() == block_candidate[:size].tobytes()
         block_reference, block_candidate = block_reference[size:], block_candidate[size:]
-    return found[0] if len(found) == 1 else merge_contrasts(found)
+    return (found[0] if len(found) == 1 else merge_contrasts(found)), equal
+
+
+def flat_blocks(values: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """The elements of a view in row-major order, in flat blocks: it is never copied as a whole."""
+    rows = max(1, BLOCK * max(len(values), 1) // max(values.size, 1)) if values.ndim else 1
+    for begin in range(0, len(values) if values.ndim else 1, rows):
+        yield np.ascontiguousarray(values[begin : begin + rows] if values.ndim else values).reshape(-1)
+
+
+BLOCK = 1 << 20
+"""Elements in a block."""
 
 
 def contrast_pieces(reference: Pieces, candidate: Pieces, dtypes: tuple[str, str]) -> tuple[Contrast, bool]:

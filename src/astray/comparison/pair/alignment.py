@@ -348,7 +348,8 @@ def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
     factors = {"role": 0x9E3779B1, "path": 0x85EBCA77, "shape": 0x27D4EB2F}
     mixed = np.zeros(len(rows), np.uint64)
     for name, factor in factors.items():
-        mixed = (mixed ^ rows.columns[name].astype(np.int64).astype(np.uint64)) * np.uint64(factor)
+        column = rows.laid_out_shape if name == "shape" else rows.columns[name]
+        mixed = (mixed ^ column.astype(np.int64).astype(np.uint64)) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(31)
     found = np.zeros(calls, np.uint64)
     np.add.at(found, of_row, mixed)

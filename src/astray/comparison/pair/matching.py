@@ -118,12 +118,12 @@ class Matching:
 
     def check_mapping(self, candidate: RunData) -> None:
         """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to know."""
-        if self.mapping == NOTHING or self.mapping.types:
+        if self.mapping == NOTHING or not self.mapping.is_of_sites:
             return
         sites: set[str] = set()
         for rank in candidate.ranks.values():
             named = rank.calls.coded("site").values
-            if any(self.mapping.site(site) != site for site in named):
+            if any({self.mapping.site(site), self.mapping.tensor(site)} != {site} for site in named):
                 return
             sites.update(named)
         check_use(self.mapping, self.file or "that was given", sorted(sites))

@@ -186,7 +186,7 @@ class _RuleFinder:
         """Find the dimension in which shapes differ. There are few combinations of shapes, and many groups."""
         if not len(at):
             return
-        patterns = [side.padded(side.rows.columns["shape"], at) for side in self.sides]
+        patterns = [side.padded(side.rows.laid_out_shape, at) for side in self.sides]
         both = np.concatenate(patterns, axis=1)
         first, which = distinct_lines(both)
         shapes, split = self.words["shape"].words, patterns[0].shape[1]
@@ -203,6 +203,9 @@ class _RuleFinder:
             dtype = side.padded(side.rows.columns["dtype"], at)
             mixed = np.any((dtype != dtype[:, :1]) & (dtype >= 0), axis=1)
             self.dim[at[mixed]] = APART  # micro steps of one run in several precisions
+            # Parts are laid end to end as they were recorded, so that one dimension must be the same on both sides.
+            laid_out = np.any(side.padded(side.rows.columns["layout"], at) >= 0, axis=1)
+            self.dim[at[laid_out & self.differ[at]]] = APART
 
     def _constant(self, side: int) -> Bools:
         """Groups whose rows on one side have the same bits; by their statistics where there are no fingerprints."""

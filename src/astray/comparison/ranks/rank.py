@@ -183,6 +183,7 @@ def _judge(
         tolerance=judging.tolerances.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
         pieces=None if not isinstance(run_reference, JoinedRank) else (_pieces(run_reference), _pieces(run_candidate)),
         blocks=_blocks(run_reference, run_candidate),
+        layouts=[rule.layout for rule in matching.mapping.layouts],
         same_fingerprint_kind=run_reference is None
         or run_candidate is None
         or run_reference.fingerprints == run_candidate.fingerprints,
