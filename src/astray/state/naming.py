@@ -98,9 +98,9 @@ def warn(message: str) -> None:
 PREFIXES = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 """Parts of names that only wrappers add, at any position."""
 
-OUTERMOST = "module"
-"""The name that DDP and DataParallel give the model inside them. A model may use it for a module of its own, so it is
-removed only where every name begins with it."""
+OUTERMOST = ("module.", "_layers.")
+"""How names begin in DDP and DataParallel, those of torch and of Paddle. A model may use it for a module of its own, so
+it is removed only where every name begins with it."""
 
 
 def unwrapped(name: str) -> str:
@@ -121,8 +121,8 @@ def unwrapped_names(names: Iterable[str]) -> Mapping[str, str]:
     originals = list(names)
     plain = [unwrapped(name) for name in originals]
     # Of a compiled DDP or a DDP of a compiled model, `module` is first once the others are removed.
-    while plain and all(name.startswith(f"{OUTERMOST}.") for name in plain):
-        plain = [name.removeprefix(f"{OUTERMOST}.") for name in plain]
+    while outermost := next((each for each in OUTERMOST if plain and all(name.startswith(each) for name in plain)), ""):
+        plain = [name.removeprefix(outermost) for name in plain]
     original_of: dict[str, str] = {}
     for original, name in zip(originals, plain, strict=True):
         if name in original_of:

@@ -15,6 +15,7 @@ from torch import nn
 
 from astray.errors import StateError
 from astray.state.mapping import UNNAMED, Lazy
+from astray.state.models import as_torch, reader_of
 from astray.state.naming import Pattern, matching, warn
 from astray.state.state_dict import StateDict
 from astray.wording import counted
@@ -33,7 +34,7 @@ def from_state_dict(
     name: str | None = None,
     unwrap: bool = False,
 ) -> StateDict:
-    """A state of any mapping from names to tensors, such as `model.state_dict()`: with the buffers.
+    """A state of any mapping from names to tensors of torch or Paddle, such as `model.state_dict()`: with the buffers.
 
     >>> astray.state.from_state_dict(model.state_dict())
 
@@ -50,8 +51,9 @@ def from_state_dict(
     others = {}
     tensors: dict[str, torch.Tensor | float] = {}
     for key, value in raw_state_dict.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not _is_plain(value):
             raise StateError(f"{key!r} is a mapping itself. Give the one that has the tensors, such as raw[{key!r}].")
+        value = as_torch(key, value)
         if isinstance(value, torch.Tensor | float | int):
             tensors[key] = value
         else:
@@ -62,8 +64,13 @@ def from_state_dict(
     return _finished(StateDict(tensors), pattern, clone, device, dtype, name or UNNAMED, unwrap)
 
 
+def _is_plain(value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping has nothing but numbers and texts, as that of a schedule within an optimizer's has."""
+    return bool(value) and all(item is None or isinstance(item, float | int | str) for item in value.values())
+
+
 def from_weight(
-    model: nn.Module,
+    model: Any,
     pattern: Pattern | None = None,
     *,
     requires_grad: bool = False,
@@ -73,22 +80,26 @@ def from_weight(
     name: str | None = None,
     unwrap: bool = False,
 ) -> StateDict:
-    """A model's parameters, without its buffers; one that is used under several names once.
+    """The parameters of a model of torch or Paddle, without its buffers; one that is used under several names once.
 
     >>> weight = astray.state.from_weight(model)
     >>> before = weight.clone()
     >>> optimizer.step()
     >>> update = weight - before
 
-    requires_grad: only the parameters that are trained.
+    requires_grad: only the parameters that are trained. Paddle has the statistics of normalisations among the others.
     clone, device, dtype, name, unwrap: as for `from_state_dict`. Without `clone` the state follows the model.
     """
-    parameters = {key: value for key, value in _named_parameters(model) if value.requires_grad or not requires_grad}
+    reader = reader_of(model)
+    chosen = {key: each for key, each in reader.parameters(model) if reader.is_trained(each) or not requires_grad}
+    wanted = list(chosen) if unwrap else matching(chosen, pattern)
+    parameters = {key: reader.tensor(key, chosen[key]) for key in wanted}
+    pattern = pattern if unwrap else None  # it is for the names without wrappers
     return _finished(StateDict(parameters), pattern, clone, device, dtype, name or f"{_class(model)}_weights", unwrap)
 
 
 def from_grad(
-    model: nn.Module,
+    model: Any,
     pattern: Pattern | None = None,
     *,
     clone: bool = False,
@@ -103,18 +114,20 @@ def from_grad(
     >>> grad = astray.state.from_grad(model, clone=True)
 
     Parameters without a gradient are left out, and a warning names those that are trained. Zeros in their place would
-    look like gradients that vanished.
+    look like gradients that vanished. Paddle's `clear_grad()` writes zeros, unless it is told to drop gradients: use
+    `clone`.
     """
-    trained = {key: value.grad for key, value in _named_parameters(model) if value.requires_grad}
+    reader = reader_of(model)
+    trained = {key: reader.gradient(each) for key, each in reader.parameters(model) if reader.is_trained(each)}
     wanted = matching(trained, pattern)
-    gradients = {key: grad for key in wanted if (grad := trained[key]) is not None}
+    gradients = {key: reader.tensor(key, grad) for key in wanted if (grad := trained[key]) is not None}
     _warn_of_missing(wanted, gradients)
     return _finished(StateDict(gradients), None, clone, device, dtype, name or f"{_class(model)}_grads", unwrap)
 
 
 def from_optimizer_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     optimizer_key: str | None = None,
     pattern: Pattern | None = None,
     *,
@@ -126,21 +139,25 @@ def from_optimizer_state(
 ) -> StateDict:
     """What an optimizer keeps for each parameter under a key, by the parameter's name in the model.
 
-    >>> m = astray.state.from_optimizer_state(model, optimizer, "exp_avg")
+    >>> m = astray.state.from_optimizer_state(model, optimizer, "exp_avg")  # "moment1" of Paddle's
 
-    Parameters that the optimizer has no state for are left out.
+    Parameters that the optimizer has no state for are left out. The float32 copies that an optimizer of Paddle keeps of
+    weights are its "master_weight".
     """
-    states = {key: optimizer.state[value] for key, value in _named_parameters(model) if value in optimizer.state}
-    values = {key: state[optimizer_key] for key, state in states.items() if state.get(optimizer_key) is not None}
-    if not values:
-        raise StateError(_no_state(optimizer, states.values(), optimizer_key))
+    reader = reader_of(model)
+    found = {key: reader.states(optimizer, each) for key, each in reader.parameters(model)}
+    states = {key: each for key, each in found.items() if each is not None}
+    chosen = {key: each[optimizer_key] for key, each in states.items() if each.get(optimizer_key) is not None}  # type: ignore[index, arg-type]
+    if not chosen:
+        raise StateError(_no_state(optimizer, reader.has_states(optimizer), states.values(), optimizer_key))
+    values = {key: reader.tensor(key, each) for key, each in chosen.items()}
     name = name or f"{_class(model)}_{optimizer_key}"
     return _finished(StateDict(values), pattern, clone, device, dtype, name, unwrap)
 
 
 def from_together(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     optimizer_keys: Sequence[str] | None = None,
     pattern: Pattern | None = None,
     *,
@@ -196,10 +213,10 @@ def _warn_of_missing(wanted: Sequence[str], gradients: Mapping[str, Any]) -> Non
     warn(f"{len(missing)} of {counted(len(wanted), 'parameter')} have no gradient and were left out: {listed}.")
 
 
-def _no_state(optimizer: torch.optim.Optimizer, states: Iterable[Mapping[Any, Any]], key: str | None) -> str:
+def _no_state(optimizer: Any, has_states: bool, states: Iterable[Mapping[Any, Any]], key: str | None) -> str:
     """Why an optimizer has no state under a key."""
     kind = type(optimizer).__name__
-    if not optimizer.state:
+    if not has_states:
         return f"{kind} has no state yet: it has it after the first step()."
     keys = list(dict.fromkeys(str(each) for state in states for each in state))
     if not keys:
@@ -208,17 +225,8 @@ def _no_state(optimizer: torch.optim.Optimizer, states: Iterable[Mapping[Any, An
     return f"{problem}: it keeps {', '.join(keys)}."
 
 
-def _class(model: nn.Module) -> str:
+def _class(model: Any) -> str:
     return type(model).__name__
-
-
-def _named_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    if not isinstance(model, torch.nn.Module):
-        raise StateError(
-            f"A {type(model).__name__} was given, which has no parameters. Give a torch.nn.Module; "
-            "from_state_dict takes a mapping of tensors."
-        )
-    return model.named_parameters()
 
 
 # -- activations and their gradients -----------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""What a state needs of a framework's models and optimizers; chooses it for a model.
+
+A state holds tensors of torch, whatever the framework: those of another share their memory. torch's own models are read
+here, Paddle's in `paddle_models`, which is imported once a program has given a model of Paddle.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from astray.errors import StateError
+
+
+class ModelReader(Protocol):
+    """The parameters of a framework's models, and what belongs to them."""
+
+    def parameters(self, model: Any) -> Iterator[tuple[str, Any]]:
+        """The parameters by name, as the framework has them; one that is used under several names once."""
+
+    def is_trained(self, parameter: Any) -> bool: ...
+
+    def tensor(self, name: str, value: Any) -> torch.Tensor:
+        """A parameter, gradient or state as a tensor of torch that shares its memory.
+
+        Raises StateError where it has no numbers to share.
+        """
+
+    def gradient(self, parameter: Any) -> Any:
+        """The gradient that a parameter has now; None where there is none."""
+
+    def states(self, optimizer: Any, parameter: Any) -> Mapping[str, Any] | None:
+        """What an optimizer keeps for a parameter; None where it keeps nothing."""
+
+    def has_states(self, optimizer: Any) -> bool:
+        """Whether an optimizer keeps anything for any parameter."""
+
+
+class TorchModels:
+    """Those of torch."""
+
+    def parameters(self, model: Any) -> Iterator[tuple[str, Any]]:
+        return iter(model.named_parameters())
+
+    def is_trained(self, parameter: Any) -> bool:
+        return bool(parameter.requires_grad)
+
+    def tensor(self, name: str, value: Any) -> torch.Tensor:  # noqa: ARG002
+        """The tensor itself."""
+        return value  # type: ignore[no-any-return]
+
+    def gradient(self, parameter: Any) -> Any:
+        return parameter.grad
+
+    def states(self, optimizer: Any, parameter: Any) -> Mapping[str, Any] | None:
+        return optimizer.state.get(parameter)  # type: ignore[no-any-return]
+
+    def has_states(self, optimizer: Any) -> bool:
+        return bool(optimizer.state)
+
+
+def reader_of(model: Any) -> ModelReader:
+    """What reads a model. Raises StateError for anything that is not one."""
+    if isinstance(model, torch.nn.Module):
+        return TorchModels()
+    if is_of_paddle(model, "nn.Layer"):
+        from astray.state.paddle_models import PaddleModels
+
+        return PaddleModels()
+    raise StateError(
+        f"A {type(model).__name__} was given, which has no parameters. Give a torch.nn.Module or a paddle.nn.Layer; "
+        "from_state_dict takes a mapping of tensors."
+    )
+
+
+def is_of_paddle(value: Any, what: str) -> bool:
+    """Whether it is a Tensor, a nn.Layer or an optimizer.Optimizer of Paddle. Paddle is not imported for that."""
+    kind: Any = sys.modules.get("paddle")
+    for part in what.split("."):
+        kind = getattr(kind, part, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def as_torch(name: str, value: Any) -> Any:
+    """A tensor of Paddle as one of torch that shares its memory; any other value as it is."""
+    if not is_of_paddle(value, "Tensor"):
+        return value
+    from astray.state.paddle_models import shared
+
+    return shared(name, value)
