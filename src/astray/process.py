@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from astray.errors import UsageError
+from astray.interrupts import pass_interrupt
 
 THREADS = "ASTRAY_THREADS"
 
@@ -54,6 +57,18 @@ def reason(error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return f"{message} (allow more with `ulimit -n`)"
     return message
+
+
+@cache
+def processor_name() -> str:
+    """The architecture and the model of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration) as error:
+        pass_interrupt(error)
+        name = platform.processor()
+    return f"{platform.machine()} {name}".strip()
 
 
 def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -84,27 +84,58 @@ def adapter_for(model: Any, *, detects_steps: bool = False, discovers: bool = Fa
     detects_steps: it finds out by itself where steps end. discovers: it also finds modules outside of these models.
     spelled: functions are recorded as msprobe sees them: how they were called, and the gradients of their last node.
     """
-    torch = sys.modules.get("torch")
-    is_single = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
+    kinds = _module_classes()
+    is_single = isinstance(model, tuple(kinds.values())) or not isinstance(model, Mapping)
     models = {"": model} if is_single else dict(model)
     for name in models:
         if not isinstance(name, str) or not name.isprintable() or (not name and not is_single):
             raise RecordError(f"A model is named {name!r}. Names of models are texts that can be printed.")
     if not models:
         raise RecordError("There is no model to record: the dict of models is empty.")
-    for name, module in models.items():
-        if torch is None or not isinstance(module, torch.nn.Module):
-            what = f"{name!r} is a {type(module).__name__}" if name else f"A {type(module).__name__} was given"
-            raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
+    frameworks = {name: _framework_of(module, kinds) for name, module in models.items()}
+    for name, framework in frameworks.items():
+        if framework is None:
+            kind = type(models[name]).__name__
+            what = f"{name!r} is a {kind}" if name else f"A {kind} was given"
+            raise RecordError(
+                f"{what}, which cannot be recorded. Pass a torch.nn.Module or a paddle.nn.Layer, or a dict of them by "
+                "name."
+            )
+    if len(set(frameworks.values())) > 1:
+        raise RecordError(
+            "The models are of torch and of Paddle. Record those of each framework into a run of its own."
+        )
+    if "paddle" in frameworks.values():
+        from astray.capture.paddle.adapter import PaddleAdapter
+
+        if spelled:
+            raise RecordError("msprobe's files hold functions of torch, and these models are of Paddle.")
+        return PaddleAdapter(models, detects_steps=detects_steps, discovers=discovers)
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
     return PyTorchAdapter(models, detects_steps=detects_steps, discovers=discovers, spelled=spelled)
 
 
+_MODULE_CLASSES = {"torch": "Module", "paddle": "Layer"}
+"""The class of a model in the module `nn` of each framework that can be recorded."""
+
+
+def _module_classes() -> dict[str, type]:
+    """The class of a model, for each framework that has been imported."""
+    loaded = {name: getattr(sys.modules.get(name), "nn", None) for name in _MODULE_CLASSES}
+    return {name: getattr(nn, _MODULE_CLASSES[name]) for name, nn in loaded.items() if nn is not None}
+
+
+def _framework_of(module: Any, kinds: Mapping[str, type]) -> str | None:
+    return next((name for name, kind in kinds.items() if isinstance(module, kind)), None)
+
+
 def discovering_adapter(framework: str) -> Adapter:
     """An adapter that finds the models of a running program by itself. The framework has been imported."""
-    if framework != "torch":
-        raise RecordError(f"Programs that use {framework} cannot be recorded yet. Only torch can.")
+    if framework == "paddle":
+        from astray.capture.paddle.adapter import PaddleAdapter
+
+        return PaddleAdapter(None)
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
     return PyTorchAdapter(None)
@@ -208,8 +239,8 @@ class TensorReader(Protocol):
         """Native code for this recording."""
 
     @property
-    def deferred(self) -> DeferredMeasurements:
-        """Where the tickets of its readings are redeemed."""
+    def deferred(self) -> DeferredMeasurements | None:
+        """Where the tickets of its readings are redeemed; None when it gives none."""
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
         """A recording starts.

@@ -11,6 +11,7 @@ memories.h             what was measured of each memory, and which value it hold
 measuring_observer.h   records plain tensors: what all frameworks share
 observer_bindings.h    the same for Python
 calls.h                numbers calls, and writes their rows
+call_gradients.h       the gradients of one call
 structure.h            tensors among arguments and results
 objects.h              tensors in the attributes of an object
 finalizer.h            calls a function when an object is destroyed, and loses no exception

@@ -10,6 +10,20 @@
 
 namespace astray {
 
+inline int raise_now(void *given) {
+    const Ref error = Ref::made(static_cast<PyObject *>(given));
+    PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.get())), error);
+    return -1;
+}
+
+// Schedules an exception, which the interpreter raises as soon as it runs Python code again.
+inline void raise_later(Ref error) {
+    PyObject *given = error.release();
+    if (!Py_AddPendingCall(raise_now, given)) return;
+    raise_now(given);  // there is no room for more of them
+    PyErr_WriteUnraisable(nullptr);
+}
+
 class Finalizer {
 public:
     explicit Finalizer(PyObject *callback) : callback_(Ref::shared(callback)) {}
@@ -39,20 +53,6 @@ public:
     }
 
 private:
-    static int raise_now(void *given) {
-        const Ref error = Ref::made(static_cast<PyObject *>(given));
-        PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.get())), error);
-        return -1;
-    }
-
-    // Schedules an exception, which the interpreter raises as soon as it runs Python code again.
-    static void raise_later(Ref error) {
-        PyObject *given = error.release();
-        if (!Py_AddPendingCall(raise_now, given)) return;
-        raise_now(given);  // there is no room for more of them
-        PyErr_WriteUnraisable(nullptr);
-    }
-
     Ref callback_;
 };
 

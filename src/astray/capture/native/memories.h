@@ -1,7 +1,7 @@
 // What is known of the memory behind tensors: its layouts, what was measured of it, and which value it holds.
 //
-// A memory is identified by the object that owns it, to which a weak reference is held: so no address is reused for
-// another memory, and no memory lives longer because of us. The GIL is the lock of these tables: an entry must be
+// A memory is identified by the object that owns it, to which a weak reference is held: so another memory at its address
+// is not taken for it, and no memory lives longer because of us. The GIL is the lock of these tables: an entry must be
 // looked up again after the GIL was released.
 
 #pragma once
@@ -132,15 +132,15 @@ class Memories {
                 at = at->second.owner.expired() ? known_.erase(at) : ++at;
             sweep_above_ = std::max(kBeforeSweep, 2 * known_.size());
         }
-        const auto at = known_.find(address_of(owner));
-        if (at != known_.end()) return at->second;
+        if (Memory *memory = living(owner)) return *memory;
+        forget(owner);
         return known_.emplace(address_of(owner), Memory{weak_reference(owner)}).first->second;
     }
 
     MeasuredView *find(const Identity &identity) {
-        const auto at = known_.find(address_of(identity.owner));
-        if (at == known_.end()) return nullptr;
-        for (MeasuredView &one : at->second.views)
+        Memory *memory = living(identity.owner);
+        if (!memory) return nullptr;
+        for (MeasuredView &one : memory->views)
             if (one.matches(identity)) return &one;
         return nullptr;
     }
@@ -189,6 +189,12 @@ class Memories {
     }
 
    private:
+    // What is known of a memory; nullptr when it is nothing, or of another that was at its owner's address before.
+    Memory *living(const MemoryOwner &owner) {
+        const auto at = known_.find(address_of(owner));
+        return at == known_.end() || at->second.owner.expired() ? nullptr : &at->second;
+    }
+
     static constexpr size_t kBeforeSweep = 4096;  // memories that are tracked before dead ones are dropped
 
     std::unordered_map<const void *, Memory> known_;

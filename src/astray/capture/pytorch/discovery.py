@@ -34,11 +34,11 @@ from torch.utils.data import get_worker_info
 
 from astray.capture.children import note_fork
 from astray.capture.engine import Engine
+from astray.capture.patched_function import PatchedFunction
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
 from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, is_compiled_graph, never_compiled
 from astray.capture.pytorch.parameter_update import is_nested_step
-from astray.capture.pytorch.patches import PatchedFunction
 from astray.capture.pytorch.setup_capture import note_scaler
 from astray.interrupts import pass_interrupt
 from astray.log import logger

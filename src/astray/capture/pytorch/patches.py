@@ -23,24 +23,10 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from astray.capture.engine import Engine
+from astray.capture.patched_function import PatchedFunction
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.native.core import Site
 from astray.interrupts import pass_interrupt
-
-
-class PatchedFunction:
-    """A function of torch, replaced in its class or module by what `wrap` makes of it, until `remove`."""
-
-    def __init__(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._owner = owner
-        self._name = name
-        self._original = vars(owner)[name]
-        self._wrapper = wrap(self._original)
-        setattr(owner, name, self._wrapper)
-
-    def remove(self) -> None:
-        if vars(self._owner).get(self._name) is self._wrapper:  # else it was patched again since; ours only passes on
-            setattr(self._owner, self._name, self._original)
 
 
 class CudaGraphReplays:

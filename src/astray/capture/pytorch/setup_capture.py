@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from operator import is_, itemgetter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +19,14 @@ from torch import nn
 from torch._C import DisableTorchFunction
 
 from astray.capture.engine import Engine
+from astray.capture.module_settings import (
+    MOST_ATTRIBUTES,
+    WatchedObject,
+    config_of,
+    configured,
+    fields_of,
+    plain_attributes,
+)
 from astray.capture.pytorch import torch_flags as flags
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
 from astray.capture.pytorch.native.core import Site
@@ -56,8 +62,8 @@ class SetupCapture:
         self._site = site
         self._step = -1  # the last one in which everything was read
         self._is_stale = False  # whether modules were added or replaced since
-        self._modules: list[_WatchedObject] = []
-        self._configs: list[_WatchedObject] = []
+        self._modules: list[WatchedObject] = []
+        self._configs: list[WatchedObject] = []
         self._groups: dict[tuple[str, int], _ParameterGroup] = {}
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # the flags of torch, when they were last read
@@ -137,13 +143,13 @@ class SetupCapture:
             module = watched.changed()
             if module is not None:
                 noted = attributes(module)
-                self._modules[at] = _WatchedObject(module, watched.site, noted)
+                self._modules[at] = WatchedObject(module, watched.site, noted)
                 self._note("module", watched.site, {"class": type_name(module), **noted}, MOST_CHANGES)
         for at, watched in enumerate(self._configs):
             config = watched.changed()
             if config is not None:
-                self._configs[at] = _WatchedObject(config, watched.site, fields_of(config))
-                self._note("config", watched.site, configured(config), MOST_CHANGES)
+                self._configs[at] = WatchedObject(config, watched.site, fields_of(config))
+                self._note("config", watched.site, configured(config, _BY_NAME), MOST_CHANGES)
 
     def _describe_all(self) -> None:
         """Describes every module, and watches them all from now on."""
@@ -160,13 +166,13 @@ class SetupCapture:
     def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
         """Describes a module, and its configuration unless that is one of those that were already."""
         self._note("module", site, described(chain), MOST_CHANGES)
-        self._modules.append(_WatchedObject(chain.inner, site, attributes(chain.inner)))
-        config = config_of(chain.inner)
+        self._modules.append(WatchedObject(chain.inner, site, attributes(chain.inner)))
+        config = config_of(chain.inner, nn.Module)
         if config is not None and id(config) not in configs:
             configs.add(id(config))
-            self._note("config", site, configured(config), MOST_CHANGES)
+            self._note("config", site, configured(config, _BY_NAME), MOST_CHANGES)
             if hasattr(config, "__weakref__"):
-                self._configs.append(_WatchedObject(config, site, fields_of(config)))
+                self._configs.append(WatchedObject(config, site, fields_of(config)))
 
     def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
         self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
@@ -201,40 +207,6 @@ class _ReportedFailures:
             self._engine.failed(self._what, error)
             return True
         return False
-
-
-class _WatchedObject:
-    """Some attributes of an object, as they were when it was last read. The object is held weakly."""
-
-    __slots__ = ("_get", "_kind", "_object", "_size", "_values", "site")
-
-    def __init__(self, watched: Any, site: str, names: Any) -> None:
-        self._object = weakref.ref(watched)
-        self._kind = type(watched)
-        self.site = site
-        own = vars(watched)
-        known = [name for name in names if name in own]
-        # Twice the first: of one name alone, `itemgetter` does not give a tuple.
-        self._get: Callable[[Any], tuple[Any, ...]] = itemgetter(*known, *known[:1]) if known else _nothing
-        self._size = len(own)
-        self._values = self._get(own)
-
-    def changed(self) -> Any:
-        """The object, if any of these attributes has changed since it was last read; else None."""
-        watched = self._object()
-        if watched is None:
-            return None
-        own = watched.__dict__
-        try:
-            is_known = len(own) == self._size and type(watched) is self._kind
-            is_known = is_known and all(map(is_, self._get(own), self._values))
-        except KeyError:
-            is_known = False
-        return None if is_known else watched
-
-
-def _nothing(_: Any) -> tuple[Any, ...]:
-    return ()
 
 
 class _ParameterGroup:
@@ -301,38 +273,20 @@ def _unusually_written(
 # -- what a module is set to -------------------------------------------------------------------------------------------
 
 
-MOST_ATTRIBUTES = 64
-MOST_FIELDS = 256
-"""How many attributes of a module, and fields of a configuration, are noted."""
-
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format, torch.layout)
-_POSITIONS = frozenset({"name_or_path", "layer_idx", "layer_id", "layer_number"})
-"""Attributes that only say where in the model a module is."""
-
-_CONFIGS = ("config", "cfg")
-_PRIVATE_SETTINGS = ("_implementation", "_implementation_internal")
-"""Private attributes of transformers' configurations that decide which kernels run."""
-
-_NOT_SETTINGS_OF_CONFIGS = frozenset({"transformers_version", "architectures", "name_or_path"})
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """The plain attributes of a module by their names."""
-    plain_attributes: dict[str, Any] = {}
     own = vars(module)
-    for name, value in own.items():
-        if name.startswith("_") or name in _POSITIONS:
-            continue
-        noted = plain(value, _BY_NAME)
-        if noted is not NOT_PLAIN:
-            plain_attributes[name] = noted
+    found = plain_attributes(own, [name for name in own if not name.startswith("_")], _BY_NAME)
     constants = inspect.getattr_static(type(module), "__constants__", ())
     for name in constants if isinstance(constants, list | tuple | set | frozenset) else ():
         if isinstance(name, str) and name not in own and not name.startswith("_"):
             noted = plain(inspect.getattr_static(type(module), name, NOT_PLAIN), _BY_NAME)
             if noted is not NOT_PLAIN:
-                plain_attributes.setdefault(name, noted)
-    return dict(list(plain_attributes.items())[:MOST_ATTRIBUTES])
+                found.setdefault(name, noted)
+    return dict(list(found.items())[:MOST_ATTRIBUTES])
 
 
 def described(chain: Chain) -> dict[str, Any]:
@@ -364,40 +318,3 @@ def _placement(tensor: Any) -> str:
     mesh = tensor.device_mesh
     sizes = "×".join(map(str, mesh.shape))
     return f"{', '.join(map(str, tensor.placements))} over {sizes} ranks"
-
-
-def config_of(module: nn.Module) -> Any:
-    """The configuration object of a module; None when it has none."""
-    own = vars(module)
-    for name in _CONFIGS:
-        config = own.get(name)
-        if isinstance(config, Mapping) or hasattr(config, "__dict__"):
-            return None if isinstance(config, type | nn.Module) else config
-    return None
-
-
-def fields_of(config: Any) -> Mapping[str, Any]:
-    """The fields of a configuration, read from its `__dict__`."""
-    return config if type(config) is dict else vars(config) if hasattr(config, "__dict__") else {}
-
-
-def configured(config: Any) -> dict[str, Any]:
-    """The plain fields of a configuration; fields of nested dicts and configurations get the outer name as a prefix."""
-    values: dict[str, Any] = {}
-    _collect_fields(fields_of(config), "", values, 2)
-    return dict(list(values.items())[:MOST_FIELDS])
-
-
-def _collect_fields(fields: Mapping[str, Any], prefix: str, values: dict[str, Any], depth: int) -> None:
-    for name, value in fields.items():
-        if not isinstance(name, str) or name in _NOT_SETTINGS_OF_CONFIGS:
-            continue
-        if name.startswith("_"):
-            if not name.endswith(_PRIVATE_SETTINGS):
-                continue
-            name = name.removesuffix("_internal")
-        noted = plain(value, _BY_NAME)
-        if noted is not NOT_PLAIN:
-            values[prefix + name] = noted
-        elif depth and (type(value) is dict or type(value).__name__.endswith("Config")):
-            _collect_fields(fields_of(value), f"{prefix}{name}.", values, depth - 1)

@@ -6,14 +6,14 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
 from astray.interrupts import pass_interrupt
+from astray.process import processor_name
 
 PACKAGES = (
     "transformers", "accelerate", "peft", "diffusers", "timm", "flash_attn", "xformers", "triton", "deepspeed",
@@ -119,7 +119,7 @@ def versions() -> dict[str, str]:
 
 def devices() -> dict[str, str]:
     """The processor, and the devices that the program has started to use."""
-    names = {"cpu": _processor()}
+    names = {"cpu": processor_name()}
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     if capability is not None:
         names["cpu.instructions"] = capability()
@@ -129,17 +129,6 @@ def devices() -> dict[str, str]:
         names["cuda"] = torch.cuda.get_device_name(device)
         names["cuda.capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return names
-
-
-@cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration) as error:
-        pass_interrupt(error)
-        name = platform.processor()
-    return f"{platform.machine()} {name}".strip()
 
 
 def process() -> dict[str, Any]:

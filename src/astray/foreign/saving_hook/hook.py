@@ -16,11 +16,12 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
+from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, type_name
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.recorder import BaseRecorder
 from astray.capture.settings import RecordingOptions
+from astray.capture.sites import site_name
 from astray.errors import RecordError
 from astray.foreign.live_writer import LiveWriter
 from astray.foreign.saving_hook import Limit, SavingTranslator, translate

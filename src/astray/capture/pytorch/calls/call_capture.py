@@ -15,11 +15,12 @@ from torch._ops import OpOverload
 
 from astray.capture.engine import Engine
 from astray.capture.nonfinite_values import ObservedTensor
-from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
+from astray.capture.pytorch.calls.sites import FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.core import OpenCall, _torch
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.pytorch.torch_code import is_machinery
+from astray.capture.sites import CallName
 from astray.capture.structure import Flattener, ObjectFlattener
 
 Tensors = list[tuple[str, torch.Tensor]]

@@ -22,7 +22,6 @@ from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING_STATISTICS
 from astray.capture.pytorch.calls.modes import InferenceFastPaths, Modes
-from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.wrappers import (
     Chain,
     ChildModules,
@@ -30,9 +29,11 @@ from astray.capture.pytorch.calls.wrappers import (
     GatheredParameter,
     GatheredParameters,
     can_be_called,
+    chains,
     hides_gradients,
     is_compiled,
     is_scripted,
+    type_name,
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.dynamo import BuiltinForwards, CompiledCodeWatch, never_compiled
@@ -41,6 +42,7 @@ from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
 from astray.capture.pytorch.native.core import OpenCall, Site, _torch
 from astray.capture.pytorch.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
+from astray.capture.sites import ModuleTree, Sites
 from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import ROOT
@@ -59,7 +61,7 @@ class ModuleCapture:
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
-        self._sites = Sites(self._leave_out)
+        self._sites = Sites(_torch, ModuleTree(chains, type_name), self._leave_out)
         self._watched: IdentityMap[nn.Module, WatchedModule] = IdentityMap()
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled

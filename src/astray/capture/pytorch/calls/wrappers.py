@@ -20,7 +20,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap, IdentitySet, same
 from astray.capture.pytorch.native.core import Site
-from astray.records import ROOT, Role
+from astray.capture.sites import site_name
+from astray.records import Role
 
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
 _FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
@@ -105,11 +106,6 @@ def type_name(module: nn.Module) -> str:
             break
         kind = own
     return kind.__name__
-
-
-def site_name(label: str, name: str) -> str:
-    """The site of the module that is called `name` in the model with this label."""
-    return f"{label}.{name}" if label and name else label or name or ROOT
 
 
 def raw_names(models: Mapping[str, nn.Module]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The part of capture/native/ that is torch's own, as C++: tensors, gradients, hooks. build.py compiles both on first use.
+"""What is torch's own beside capture/native/, as C++: tensors, gradients, hooks. build.py compiles both on first use.
 
 module.cpp            the module `astray.capture.pytorch._torch`
 compilers.h           whether torch.compile is active where a hook is called
@@ -7,7 +7,8 @@ functions.h           the calls of functions and ops, and the modes that see the
 modules.h             the calls of modules, and the hooks on them
 origins.h             the module call that the backward pass is in
 edges.h               positions of inputs and outputs in the autograd graph, and the walk between them
-call_gradients.h      the gradients of one call
+gradient_tensor.h     what native/call_gradients.h needs to know of gradients
+node_gradients.h      the gradients of a call that made one node
 node_hooks.h          the hooks on autograd nodes
 live_gradients.h      adds them; every call whose graph still exists
 parameter_hooks.h     the hooks on parameters

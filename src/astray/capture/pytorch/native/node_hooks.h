@@ -6,7 +6,8 @@
 
 #pragma once
 
-#include "call_gradients.h"
+#include "edges.h"
+#include "node_gradients.h"
 
 namespace astray {
 

@@ -6,20 +6,13 @@
 
 #pragma once
 
-#include <torch/csrc/autograd/grad_mode.h>
-#include <torch/csrc/utils/disable_torch_function.h>
-
 #include <atomic>
 #include <memory>
 
 #include "calls.h"
-#include "recording.h"
-#include "tensor_observer.h"
-#include "edges.h"
+#include "gradient_tensor.h"  // of the framework
 
 namespace astray {
-
-using Tensors = torch::autograd::variable_list;
 
 // The base of the gradients of a call: recording, and release when the recording stops.
 class PendingGradients {
@@ -29,7 +22,7 @@ public:
     PendingGradients(const PendingGradients &) = delete;
     virtual ~PendingGradients() { --live_count; }
 
-    // torch may free a graph on any thread, and after Python has ended.
+    // A graph may be freed on any thread, and after Python has ended.
     template <class Kind, class... Given>
     static std::shared_ptr<Kind> make(Given &&...given) {
         return {new Kind(std::forward<Given>(given)...), [](Kind *self) {
@@ -60,70 +53,17 @@ public:
 
 protected:
     // Records a gradient of the backward call `seq`, which is opened at the first of them.
-    void record(std::optional<int64_t> &seq, Role role, PyObject *path, const at::Tensor &gradient) {
+    void record(std::optional<int64_t> &seq, Role role, PyObject *path, const Gradient &gradient) {
         if (is_released()) return;
         const Ref engine = engine_;
         Calls &calls = Calls::of(engine);
         if (!seq) seq = calls.backward(Calls::call_in(call_));
-        const TorchFunctionOff torch_function_off;
+        const NotOfProgram not_of_program;
         observe_value(calls.tensors, {*seq, role, path}, gradient);
     }
 
     Ref engine_, call_;
 };
-
-// The gradients of a call that made one node. The node runs once in a backward pass, with all gradients that arrive,
-// and has then computed all that it sends. Arriving gradients are recorded as the node got them, after the user's hooks
-// on the output have changed them. Where the backward pass ends at the output (`torch.autograd.grad` with respect to
-// it), there is no row.
-class NodeGradients : public PendingGradients {
-public:
-    struct Route {
-        size_t index;
-        Ref path;
-    };
-
-    NodeGradients(PyObject *engine, PyObject *call, std::vector<Route> arrives, std::vector<Route> sends)
-        : PendingGradients(engine, call), arrives_(std::move(arrives)), sends_(std::move(sends)) {}
-
-    void ran(const Tensors &computed, const Tensors &arrived) {
-        attempt([&] {
-            std::optional<int64_t> seq;
-            for (const Route &route : arrives_) record_route(seq, Role::input, route, arrived);
-            for (const Route &route : sends_) record_route(seq, Role::output, route, computed);
-        });
-    }
-
-private:
-    void record_route(std::optional<int64_t> &seq, Role role, const Route &route, const Tensors &gradients) {
-        if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that was not used
-            record(seq, role, route.path, gradients[route.index]);
-    }
-
-    const std::vector<Route> arrives_, sends_;
-};
-
-// Whether a tensor can be added without running code of the program or communicating with another process.
-inline bool is_plain(const at::Tensor &tensor) {
-    using c10::DispatchKey;
-    const auto keys = tensor.unsafeGetTensorImpl()->key_set();
-    return tensor.layout() == at::kStrided && !keys.has(DispatchKey::Python) &&
-           !keys.has(DispatchKey::FuncTorchBatched) && !keys.has(DispatchKey::FuncTorchGradWrapper);
-}
-
-// The sum of two gradients, with every mode off; undefined when it would take communication.
-inline at::Tensor add_up(const at::Tensor &one, const at::Tensor &other) {
-    if (is_plain(one) && is_plain(other)) {
-        const ReleasedGil no_gil;
-        const torch::autograd::AutoGradMode without_gradients(false);
-        const torch::DisableTorchDispatch without_modes;
-        return one.add(other);
-    }
-    const TorchFunctionOff torch_function_off;
-    const Ref first = Ref::made(THPVariable_Wrap(one)), second = Ref::made(THPVariable_Wrap(other));
-    const Ref sum = call(callbacks->add_up, first.get(), second.get());
-    return sum.get() == Py_None ? at::Tensor() : THPVariable_Unpack(sum.get());
-}
 
 // The gradients of any other call: arriving ones are seen at its outputs, sent ones at those of its nodes that lead to
 // an input.
@@ -134,7 +74,7 @@ public:
         size_t input;
         Ref path;
         int expected = 0, terms = 0;  // how many nodes send to it, and how many have
-        at::Tensor total{};
+        Gradient total{};
     };
     struct Output {
         Ref path, passthrough;  // `passthrough` is the path of the input that this output is, if it is one
@@ -152,7 +92,7 @@ public:
     }
 
     // The gradient of an output is complete.
-    void arrived(size_t index, const at::Tensor &gradient) {
+    void arrived(size_t index, const Gradient &gradient) {
         attempt([&] {
             Output &output = outputs[index];
             if (output.arrived) finish();  // a second backward through the same graph
@@ -163,7 +103,7 @@ public:
     }
 
     // One of the call's nodes has computed what it sends to an input.
-    void sent(size_t index, const at::Tensor &gradient) {
+    void sent(size_t index, const Gradient &gradient) {
         attempt([&] {
             Target &target = targets[index];
             if (target.expected == 1) {
@@ -172,8 +112,8 @@ public:
             }
             if (++target.terms == 1)
                 target.total = gradient;
-            else if (target.total.defined())
-                target.total = add_up(at::Tensor(target.total), gradient);
+            else if (is_defined(target.total))
+                target.total = add_up(Gradient(target.total), gradient);
             if (target.terms == target.expected) complete_one(target);
         });
     }
@@ -194,7 +134,7 @@ public:
     void release() override {
         PendingGradients::release();
         seq_.reset();
-        for (Target &target : targets) target.total = at::Tensor();
+        for (Target &target : targets) target.total = Gradient();
     }
 
     std::vector<Target> targets;  // neither of the two changes once the hooks are in place
@@ -203,9 +143,9 @@ public:
 private:
     void complete_one(Target &target) {
         if (!target.terms || is_released()) return;
-        const at::Tensor total = std::exchange(target.total, at::Tensor());
+        const Gradient total = std::exchange(target.total, Gradient());
         target.terms = 0;
-        if (total.defined()) {
+        if (is_defined(total)) {
             record(seq_, Role::output, target.path, total);
             return;
         }
@@ -213,7 +153,8 @@ private:
             "its parts are distributed in different ways, and to add them takes communication"));
         const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends",
                                                         Calls::call_in(call_).site_data().name.get()));
-        call_method(Ref(engine_), names->missed, what.get(), why.get());
+        static const Ref *missed = new Ref(interned("missed"));
+        call_method(Ref(engine_), *missed, what.get(), why.get());
     }
 
     // Ends this pass through the graph, and records incomplete sums.

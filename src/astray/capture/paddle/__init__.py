@@ -1,0 +1,1 @@
+"""Records Paddle programs: the second framework. `adapter` puts the other modules in place."""

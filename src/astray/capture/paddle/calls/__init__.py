@@ -1,0 +1,1 @@
+"""The calls of layers, functions and collectives."""

@@ -1,0 +1,231 @@
+"""Finds the models of a program that knows nothing of astray, and where its steps end.
+
+`ModelDiscovery`: a layer that is not attached yet is outermost when it is first called. The first one with parameters
+is the model, and its sites carry plain names; any other is named by its class: `CrossEntropyLoss`, then
+`CrossEntropyLoss#2`. Paddle has no hook that every layer calls, so `Layer.__call__` is replaced meanwhile.
+
+`StepDetector`: the first optimizer that steps sets the pace. Each of its steps ends a step, however many forwards came
+before it. A program without an optimizer is one long step, and its forwards are micro steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType, MappingProxyType
+from typing import Any
+
+import paddle
+from paddle import distributed, nn
+
+from astray.capture.children import note_fork
+from astray.capture.engine import Engine
+from astray.capture.paddle.calls.layers import LayerCapture
+from astray.capture.paddle.calls.wrappers import has_parameters, is_static, type_name
+from astray.capture.paddle.setup_capture import note_scaler
+from astray.capture.patched_function import PatchedFunction
+from astray.interrupts import pass_interrupt
+from astray.log import logger
+from astray.process import rank_and_world_size
+from astray.records import SKIPPED_UPDATE
+
+
+class _CallWatch:
+    """Calls `before` with each layer that is called, its arguments and the frame that calls, until `remove`."""
+
+    def __init__(self, before: Callable[[nn.Layer, tuple[Any, ...], dict[str, Any], FrameType], None]) -> None:
+        self._patch = PatchedFunction(nn.Layer, "__call__", functools.partial(_wrap_call, before))
+
+    def remove(self) -> None:
+        self._patch.remove()
+
+
+def _wrap_call(before: Callable[..., None], call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def wrapper(self: nn.Layer, *args: Any, **kwargs: Any) -> Any:
+        before(self, args, kwargs, sys._getframe(1))
+        return call(self, *args, **kwargs)
+
+    return wrapper
+
+
+class ModelDiscovery:
+    """Attaches `capture` to every outermost layer as it is first called.
+
+    `on_first_layer` is called at the first of them: what a program computes before, to make its weights, is not part
+    of a step. `attached` are those that are attached already, by their names.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        capture: LayerCapture,
+        on_first_layer: Callable[[], None],
+        attached: Mapping[str, nn.Layer] = MappingProxyType({}),
+    ) -> None:
+        self._engine = engine
+        self._on_first_layer = on_first_layer
+        self._capture = capture
+        self._roots = {label: weakref.ref(layer) for label, layer in attached.items()}
+        self._has_model = "" in self._roots
+        self._watch = _CallWatch(self.layer_called)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether the program has called a layer yet."""
+        return bool(self._roots)
+
+    def remove(self) -> None:
+        self._watch.remove()
+
+    def layer_called(self, layer: nn.Layer, _args: Any, _kwargs: Any, _frame: FrameType) -> None:
+        """A layer is about to be called: hooks that it gets now are in time for this call."""
+        if not self._engine.in_own_process:
+            if paddle.io.get_worker_info() is None:
+                note_fork()
+            return
+        if self._capture.site(layer) is not None:
+            return
+        try:
+            label = self._label(layer)
+            self._roots[label] = weakref.ref(layer)
+            self._capture.attach(layer, label)
+            if len(self._roots) == 1:
+                self._on_first_layer()
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed(f"the first call of {type(layer).__name__}", error)
+
+    def _label(self, layer: nn.Layer) -> str:
+        """A name that the same layer gets again in the next run. Names of layers that have died are reused."""
+        if not self._has_model and has_parameters(layer):
+            self._has_model = True
+            return ""
+        name = type_name(layer)
+        for number in range(1, len(self._roots) + 2):
+            label = name if number == 1 else f"{name}#{number}"
+            if label not in self._roots or self._roots[label]() is None:
+                return label
+        return name
+
+
+class FirstCall:
+    """Calls `begin` once, at the first call of a layer, with the rank and the number of ranks, or with None.
+
+    Only then is a rank known. Workers of a DataLoader are not ranks, even if they have inherited the environment of
+    one. `begin` returns a recorder that has been started, or None.
+    """
+
+    def __init__(self, begin: Callable[[tuple[int, int] | None], Any]) -> None:
+        self._begin = begin
+        self._process = os.getpid()
+        self._watch = _CallWatch(self._before_any_layer)
+
+    def _before_any_layer(self, layer: nn.Layer, args: Any, _kwargs: Any, frame: FrameType) -> None:
+        if os.getpid() != self._process or paddle.io.get_worker_info() is not None or is_static(layer):
+            return
+        self._watch.remove()
+        try:
+            recorder = self._begin(_ranks())
+            if recorder is not None:
+                recorder.module_called(layer, args, frame)
+        except Exception as error:  # noqa: BLE001 - the program must not fail because we did
+            pass_interrupt(error)
+            logger.warning("This process is not recorded (%s: %s).", type(error).__name__, error)
+
+
+def _ranks() -> tuple[int, int] | None:
+    """Which rank this process is, and of how many; None when it is not a rank."""
+    if distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return rank_and_world_size(os.environ) if "PADDLE_TRAINER_ID" in os.environ else None
+
+
+class StepDetector:
+    """Calls `end_step` as steps end, until `remove`.
+
+    A GradScaler that finds infinities skips the optimizer: an iteration whose update is skipped ends a step too. After
+    `scale` gradients may overflow.
+    """
+
+    def __init__(self, engine: Engine, end_step: Callable[[], None], steps_seen: Callable[[], int]) -> None:
+        self._engine = engine
+        self._end_step = end_step
+        self._steps_seen = steps_seen
+        self._pacing_optimizer: weakref.ref[Any] | None = None
+        self._patches = []
+        for kind in _kinds(paddle.amp.AmpScaler):
+            for name, wrap in (("step", _wrap_step), ("minimize", _wrap_step), ("scale", _wrap_scale)):
+                if name in vars(kind):
+                    self._patches.append(PatchedFunction(kind, name, functools.partial(wrap, self)))
+
+    def let_program_end_steps(self) -> None:
+        """The program says by itself where steps end."""
+        self._end_step = _end_no_step
+
+    def remove(self) -> None:
+        for patch in self._patches:
+            patch.remove()
+        self._pacing_optimizer = None
+        self._end_step = _end_no_step
+
+    def steps_seen(self) -> int:
+        return self._steps_seen()
+
+    def scaled(self, scaler: Any) -> None:
+        """A loss has been scaled."""
+        if self._engine.in_own_process:
+            self._engine.scaled = True
+            if self._engine.listening:
+                note_scaler(self._engine, scaler)
+
+    def skipped(self, optimizer: Any) -> None:
+        """An optimizer has skipped its step, because gradients overflowed."""
+        if self._engine.in_own_process and self._engine.listening:
+            self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
+        self.stepped(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, or has skipped its step."""
+        if not self._engine.in_own_process:
+            return
+        if self._pacing_optimizer is None or self._pacing_optimizer() is None:
+            self._pacing_optimizer = weakref.ref(optimizer)
+        if self._pacing_optimizer() is optimizer:
+            self._end_step()  # which guards itself
+
+
+def _kinds(kind: type) -> list[type]:
+    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
+
+
+def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
+    """A scaler's `step` that calls `detector.skipped` when no optimizer has stepped in it."""
+
+    @functools.wraps(scaler_step)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = detector.steps_seen()
+        result = scaler_step(self, optimizer, *args, **kwargs)
+        if detector.steps_seen() == before and sys._getframe(1).f_code is not step.__code__:
+            detector.skipped(getattr(optimizer, "_inner_opt", optimizer))  # of a wrapper, the one that it wraps
+        return result
+
+    return step
+
+
+def _wrap_scale(detector: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
+    """A scaler's `scale` that calls `detector.scaled` first."""
+
+    @functools.wraps(scale)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enable():
+            detector.scaled(self)
+        return scale(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _end_no_step() -> None:
+    """Ends no step."""
