@@ -5,7 +5,8 @@
     with astray.experiment.elsewhere(model, site, ...): ...    one module on another device, or in another dtype
 
 `astray help experiments` has more. What a `with` block changes is as before when it ends. The work is done in
-`capture/pytorch/experiments/`, which is imported on use; no framework is imported here.
+`capture/pytorch/experiments/` and `capture/paddle/experiments.py`, which are imported on use; no framework is imported
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 from astray.capture.settings import LARGEST_SEED
@@ -43,9 +45,9 @@ def without_dropout() -> Iterator[None]:
     layers, however they were imported; it does not cover dropout that a program computes from random numbers itself, or
     kernels outside of torch. Also decorates a function.
     """
-    from astray.capture.pytorch.experiments.determinism import WithoutDropout
-
-    with WithoutDropout():
+    with ExitStack() as off:
+        for determinism in _of_frameworks():
+            off.enter_context(determinism.WithoutDropout())
         yield
 
 
@@ -84,7 +86,7 @@ def elsewhere(
 
 
 def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
-    """Seeds `random`, numpy's global generator, and torch on every device; call it before anything draws a number.
+    """Seeds `random`, numpy's global generator, torch and Paddle on every device; call it before anything is drawn.
 
     Two programs can only be compared tensor by tensor when they draw the same numbers.
 
@@ -93,9 +95,9 @@ def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
     >>> torch.rand(2)
     tensor([0.5349, 0.1988])
 
-    Child processes get it as PYTHONHASHSEED; the order of sets and dicts in this one was settled when it started. torch
-    is only touched when the program has imported it already, so call this after the imports. Devices that are not
-    in use yet are seeded when they are. Generators that the program has made itself keep their own seeds.
+    Child processes get it as PYTHONHASHSEED; the order of sets and dicts in this one was settled when it started. A
+    framework is only touched when the program has imported it already, so call this after the imports. Devices that are
+    not in use yet are seeded when they are. Generators that the program has made itself keep their own seeds.
 
     seed: a whole number from 0 to 2³² − 1.
     deterministic: also ask torch for the same bits each time: deterministic algorithms (an operation that has none
@@ -109,17 +111,31 @@ def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
     import numpy
 
     numpy.random.seed(number)  # the old global generator, which is what other people's code draws from
+    frameworks = _of_frameworks()
+    for framework in frameworks:
+        framework.seed(number)
+        if deterministic:
+            framework.make_deterministic()
+    if deterministic and not frameworks:
+        warnings.warn(
+            "Neither torch nor Paddle has been imported yet, so deterministic=True has no effect. Call it after the "
+            "import.",
+            stacklevel=2,
+        )
+
+
+def _of_frameworks() -> list[ModuleType]:
+    """What turns off dropout and seeds, of each framework that the program has imported."""
+    found: list[ModuleType] = []
     if "torch" in sys.modules:
         from astray.capture.pytorch.experiments import determinism
 
-        determinism.seed(number)
-        if deterministic:
-            determinism.make_deterministic()
-    elif deterministic:
-        warnings.warn(
-            "torch has not been imported yet, so deterministic=True has no effect. Call it after the import.",
-            stacklevel=2,
-        )
+        found.append(determinism)
+    if "paddle" in sys.modules:
+        from astray.capture.paddle import experiments
+
+        found.append(experiments)
+    return found
 
 
 def _checked(seed: int) -> int:

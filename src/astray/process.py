@@ -19,6 +19,9 @@ from astray.interrupts import pass_interrupt
 
 THREADS = "ASTRAY_THREADS"
 
+RANK_VARIABLES = (("RANK", "WORLD_SIZE"), ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"))
+"""The variables in which launchers say which rank a process is, and of how many: those of torch and of Paddle."""
+
 T = TypeVar("T")
 
 
@@ -73,8 +76,9 @@ def processor_name() -> str:
 
 def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
     """Which process of a distributed program this is, as the launcher's environment says; 0 of 1 for other programs."""
+    names = next((names for names in RANK_VARIABLES if names[0] in environment), RANK_VARIABLES[0])
     try:
-        rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+        rank, world_size = (int(environment.get(name, default)) for name, default in zip(names, (0, 1), strict=True))
     except ValueError:
         return 0, 1
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)

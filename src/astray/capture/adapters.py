@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from astray.capture.imports import FRAMEWORKS
 from astray.capture.settings import Settings
 from astray.errors import RecordError
 from astray.records import Spelling
@@ -116,14 +117,10 @@ def adapter_for(model: Any, *, detects_steps: bool = False, discovers: bool = Fa
     return PyTorchAdapter(models, detects_steps=detects_steps, discovers=discovers, spelled=spelled)
 
 
-_MODULE_CLASSES = {"torch": "Module", "paddle": "Layer"}
-"""The class of a model in the module `nn` of each framework that can be recorded."""
-
-
 def _module_classes() -> dict[str, type]:
     """The class of a model, for each framework that has been imported."""
-    loaded = {name: getattr(sys.modules.get(name), "nn", None) for name in _MODULE_CLASSES}
-    return {name: getattr(nn, _MODULE_CLASSES[name]) for name, nn in loaded.items() if nn is not None}
+    loaded = {name: getattr(sys.modules.get(name), "nn", None) for name in FRAMEWORKS}
+    return {name: getattr(nn, FRAMEWORKS[name]) for name, nn in loaded.items() if nn is not None}
 
 
 def _framework_of(module: Any, kinds: Mapping[str, type]) -> str | None:

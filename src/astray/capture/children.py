@@ -9,19 +9,17 @@ it. A forked child has its parent's recording and none of its own; `note_fork` w
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from astray.capture.imports import FRAMEWORKS, ImportHook, after_first_call
 from astray.errors import AstrayError
 from astray.interrupts import pass_interrupt
 from astray.process import relative_to_cwd
@@ -34,10 +32,10 @@ if TYPE_CHECKING:
 VARIABLE = "ASTRAY_RUN"
 RANK_TIMEOUT = 60.0  # seconds to wait for a rank that has not ended its recording yet, while its process lives
 
-_FRAMEWORK = "torch"
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[ImportHook] = []
+_is_recorded = False  # this process, which is a rank
 _fork_noted_by: int | None = None  # the process that has left the note of being forked
 
 
@@ -172,7 +170,7 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_child(environment: Mapping[str, str], make_guard: GuardFactory) -> None:
-    """Waits for the first call of a module, if this process imports torch at all. Raises nothing.
+    """Waits for the first call of a module, if this process imports a framework at all. Raises nothing.
 
     make_guard: makes the guard of the recording from the dict of its settings; called only if `astray run` was given
         one.
@@ -181,7 +179,9 @@ def prepare_child(environment: Mapping[str, str], make_guard: GuardFactory) -> N
         message = json.loads(environment[VARIABLE])
         if message["parent"] == os.getpid():
             return
-        _waiting.append(ImportHook(_FRAMEWORK, lambda: _wait_for_first_call(message, make_guard)).install())
+        for framework in FRAMEWORKS:
+            then = partial(_wait_for_first_call, framework, message, make_guard)
+            _waiting.append(ImportHook(framework, then).install())
     except Exception as error:  # noqa: BLE001 - the program must not fail because we did
         sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
 
@@ -205,22 +205,26 @@ def disarm_child() -> None:
         _waiting.pop().remove()
 
 
-def _wait_for_first_call(message: Mapping[str, Any], make_guard: GuardFactory) -> None:
-    from astray.capture.pytorch.discovery import FirstCall
-
-    FirstCall(lambda ranks: _start_recording(message, ranks, make_guard))
+def _wait_for_first_call(framework: str, message: Mapping[str, Any], make_guard: GuardFactory) -> None:
+    after_first_call(framework, lambda ranks: _start_recording(framework, message, ranks, make_guard))
 
 
-def _start_recording(message: Mapping[str, Any], ranks: tuple[int, int] | None, make_guard: GuardFactory) -> Any:
+def _start_recording(
+    framework: str, message: Mapping[str, Any], ranks: tuple[int, int] | None, make_guard: GuardFactory
+) -> Any:
     """Called at the first call of a module in this process. Returns a started recorder if the process is a rank."""
+    global _is_recorded
     if multiprocessing.current_process().daemon:  # a worker of a DataLoader, or of a pool
+        return None
+    if _is_recorded:  # of another framework, whose module was called first
         return None
     folder, why, recorder = Path(message["place"]), None, None
     if ranks is None:
-        why = "it is not a rank of torch.distributed"
+        why = f"it is not a rank of {framework}.distributed"
     else:
         try:
-            recorder = _recorder(message, folder, make_guard)
+            recorder = _recorder(framework, message, folder, make_guard)
+            _is_recorded = True
         except AstrayError as error:
             why = str(error)
     rank, world_size = ranks or (-1, 0)
@@ -233,7 +237,7 @@ def _write_note(folder: Path, note: Note) -> None:
     (folder / _NOTE.format(note.process)).write_text(json.dumps(note), encoding="utf-8")
 
 
-def _recorder(message: Mapping[str, Any], folder: Path, make_guard: GuardFactory) -> Any:
+def _recorder(framework: str, message: Mapping[str, Any], folder: Path, make_guard: GuardFactory) -> Any:
     import atexit
 
     from astray.capture.adapters import discovering_adapter
@@ -243,7 +247,7 @@ def _recorder(message: Mapping[str, Any], folder: Path, make_guard: GuardFactory
     if "perturb" in settings:
         raise AstrayError("inputs are perturbed in the process alone that `astray run` starts")
     guard = None if message["guard"] is None else make_guard(message["guard"])
-    recorder = BaseRecorder.discovering(folder, discovering_adapter(_FRAMEWORK), guard=guard, **settings).start()
+    recorder = BaseRecorder.discovering(folder, discovering_adapter(framework), guard=guard, **settings).start()
     ended = _ExitWatch()
     atexit.register(lambda: recorder.stop(ended.how))
     return recorder
@@ -260,57 +264,3 @@ class _ExitWatch:
     def _note_exception(self, kind: Any, error: Any, trace: Any) -> None:
         self.how = f"{kind.__name__}: {error}"
         self._previous_hook(kind, error, trace)
-
-
-# -- on import -------------------------------------------------------------------------------------------------------
-
-
-class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls `then()` once, after `package` is first imported; at once when it is there already. Does not import it.
-
-    A script may set environment variables before it imports its framework: importing that first would ignore them.
-    """
-
-    def __init__(self, package: str, then: Callable[[], None]) -> None:
-        self._package = package
-        self._then = then
-
-    def install(self) -> ImportHook:
-        if self._package in sys.modules:
-            self._then()
-        else:
-            sys.meta_path.insert(0, self)
-        return self
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._package:
-            return None
-        self.remove()
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
-        return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads as the real loader does, then gives the module its real loader back."""
-
-    def __init__(self, real: importlib.abc.Loader, then: Callable[[], None]) -> None:
-        self._real = real
-        self._then = then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._real
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._real
-        self._real.exec_module(module)
-        self._then()

@@ -160,6 +160,23 @@ class BaseRecorder:
         )
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether no module has been called since it was started."""
+        return self._engine is not None and not self._engine.step and not self._engine.has_begun
+
+    def discard(self) -> None:
+        """Removes every hook, and what was written."""
+        writer = self._writer
+        self.stop()
+        if writer is not None:
+            writer.discard()
+
+    def missed(self, what: str, why: str) -> None:
+        """Something could not be observed. It is counted and listed in the run."""
+        if self._engine is not None:
+            self._engine.missed(what, why)
+
+    @property
     def recording(self) -> bool:
         """True between start and stop, in a step that the settings include."""
         return self._engine is not None and self._engine.recording

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.config_file import settings_in
 from astray.capture.settings import RecordingOptions, Settings, with_absolute_paths
 from astray.cli.program import (
-    FRAMEWORK,
     Outcome,
     TripPrinter,
     add_program,
@@ -114,13 +113,22 @@ class _ScriptGuard:
         self._guard: Guard | None = None
         self._printer = TripPrinter(may_stop=options.on == "raise")
 
-    def start(self) -> None:
+    def start(self, framework: str) -> None:
+        """The script has imported a framework. Of several, that of the first module that is called is watched."""
+        if self._guard is None:
+            self._watch(framework)
+        else:
+            from astray.capture.imports import after_first_call
+
+            after_first_call(framework, lambda _: self._take_over(framework))
+
+    def _watch(self, framework: str) -> Guard:
         from astray.capture.adapters import discovering_adapter
         from astray.guarding.guard import Guard
 
         options = self._options
-        self._guard = Guard.of_program(
-            discovering_adapter(FRAMEWORK),
+        guard = self._guard = Guard.of_program(
+            discovering_adapter(framework),
             on="raise" if options.exact else self._printer,
             gradients=options.gradients,
             exact=options.exact,
@@ -129,7 +137,16 @@ class _ScriptGuard:
             spike=options.spike,
             max_memory=options.max_memory,
             **self._settings,
-        ).start()
+        )
+        return guard.start()
+
+    def _take_over(self, framework: str) -> Guard | None:
+        """A module of a framework is called that was not the first to be imported."""
+        guard = self._guard
+        if guard is None or os.getpid() != self._process or not guard.is_untouched:
+            return None
+        guard.stop()
+        return self._watch(framework)
 
     def is_ours(self, error: BaseException) -> bool:
         """Whether this guard has stopped the script, and not one that the script made itself."""
@@ -146,7 +163,9 @@ class _ScriptGuard:
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code
         if guard is None:
-            print_note(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
+            from astray.capture.imports import SHOWN
+
+            print_note(f"astray check: nothing was watched, since {self._options.script} never imported {SHOWN}.")
             return COULD_NOT
         self._end(guard, outcome.error)
         is_distributed = rank_and_world_size(os.environ)[1] > 1

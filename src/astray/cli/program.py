@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -26,8 +27,6 @@ from astray.process import absolute
 if TYPE_CHECKING:
     from astray.guarding.trip import Trip
 
-
-FRAMEWORK = "torch"
 
 Program = Callable[[], None]
 
@@ -87,24 +86,25 @@ def launcher_hint(options: argparse.Namespace) -> str | None:
 def run_program(
     program: Program,
     options: argparse.Namespace,
-    start: Callable[[], None],
+    start: Callable[[str], None],
     is_ours: Callable[[BaseException], bool] = lambda _: False,
 ) -> Outcome:
-    """Runs the program, and calls `start` as soon as it has imported its framework.
+    """Runs the program, and calls `start` with each framework as soon as the program has imported it.
 
     An exception that ends it is printed as Python would print it, without the frames before the script's. One that
     `is_ours` is not printed. If `start` raises an AstrayError, that ends the program and is raised from here.
     """
-    from astray.capture.children import ImportHook
+    from astray.capture.imports import FRAMEWORKS, ImportHook
 
-    hook = ImportHook(FRAMEWORK, lambda: _starting(start)).install()
+    hooks = [ImportHook(framework, partial(_starting, start, framework)).install() for framework in FRAMEWORKS]
     sys.argv = [options.script, *options.arguments]
     try:
         return _outcome(program, is_ours)
     except _StartError as refused:
         raise refused.reason from None
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 class _StartError(BaseException):
@@ -114,9 +114,9 @@ class _StartError(BaseException):
         self.reason = reason
 
 
-def _starting(start: Callable[[], None]) -> None:
+def _starting(start: Callable[[str], None], framework: str) -> None:
     try:
-        start()
+        start(framework)
     except AstrayError as error:
         raise _StartError(error) from None
 

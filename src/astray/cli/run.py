@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings, with_absolute_paths
 from astray.cli.program import (
-    FRAMEWORK,
     Outcome,
     TripPrinter,
     add_limits,
@@ -188,20 +187,42 @@ class _ScriptRecording:
         finally:
             self._children.restore_environment(os.environ)
 
-    def start(self) -> None:
+    def start(self, framework: str) -> None:
+        """The script has imported a framework. Of several, that of the first module that is called is recorded."""
+        if self._recorder is None:
+            self._record(framework)
+        else:
+            from astray.capture.imports import after_first_call
+
+            after_first_call(framework, lambda _: self._take_over(framework))
+
+    def _record(self, framework: str) -> Recorder:
         from astray.capture.adapters import discovering_adapter
         from astray.recorder import Recorder
 
         options = self._options
         recorder = Recorder.discovering(
             self._path,
-            discovering_adapter(FRAMEWORK),
+            discovering_adapter(framework),
             overwrite=options.force,
             guard=None if options.guard is None else {"on": self._printer, "spike": options.spike},
             **self._settings,
         )
         recorder.report_forecast = lambda text: print_note(f"astray: {text}")
         self._recorder = recorder.start()
+        return recorder
+
+    def _take_over(self, framework: str) -> Recorder | None:
+        """A module of a framework is called that was not the first to be imported."""
+        if self._recorder is None or os.getpid() != self._process:
+            return None
+        if not self._recorder.is_untouched:
+            self._recorder.missed(
+                f"calls of {framework}'s modules", "a run records one framework, and another's came first"
+            )
+            return None
+        self._recorder.discard()
+        return self._record(framework)
 
     def is_ours(self, error: BaseException) -> bool:
         """Whether the guard of this recording has stopped the script."""
@@ -215,9 +236,9 @@ class _ScriptRecording:
         notes = self._children.notes() if self._children is not None else []
         if self._recorder is None:
             if not self._gather(notes):
-                print_note(
-                    f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}."
-                )
+                from astray.capture.imports import SHOWN
+
+                print_note(f"astray run: nothing was recorded, since {self._options.script} never imported {SHOWN}.")
             return 0 if any(note.why is None for note in notes) else 2
         guard = self._recorder.guard
         has_stopped, self._printer.may_stop = self._options.guard == "raise" and not self._printer.may_stop, False

@@ -118,6 +118,15 @@ class Guard:
         self._termination = TerminationHandler(self._terminated)
         return self
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no module has been called since it was started."""
+        return self._recorder.is_untouched
+
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
+        """It was started during this call of a module, which is watched too."""
+        self._recorder.module_called(module, args, frame)
+
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
         is_first, self._steps_end_by_call = not self._steps_end_by_call, True

@@ -153,8 +153,9 @@ class StepDetector:
     def __init__(self, engine: Engine, end_step: Callable[[], None], steps_seen: Callable[[], int]) -> None:
         self._engine = engine
         self._end_step = end_step
-        self._steps_seen = steps_seen
+        self.steps_seen = steps_seen
         self._pacing_optimizer: weakref.ref[Any] | None = None
+        self.in_scaler = False  # whether a scaler's step runs
         self._patches = []
         for kind in _kinds(paddle.amp.AmpScaler):
             for name, wrap in (("step", _wrap_step), ("minimize", _wrap_step), ("scale", _wrap_scale)):
@@ -170,9 +171,6 @@ class StepDetector:
             patch.remove()
         self._pacing_optimizer = None
         self._end_step = _end_no_step
-
-    def steps_seen(self) -> int:
-        return self._steps_seen()
 
     def scaled(self, scaler: Any) -> None:
         """A loss has been scaled."""
@@ -197,7 +195,7 @@ class StepDetector:
             self._end_step()  # which guards itself
 
 
-def _kinds(kind: type) -> list[type]:
+def _kinds(kind: Any) -> list[type]:
     return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
 
 
@@ -206,9 +204,14 @@ def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Calla
 
     @functools.wraps(scaler_step)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = detector.steps_seen()
-        result = scaler_step(self, optimizer, *args, **kwargs)
-        if detector.steps_seen() == before and sys._getframe(1).f_code is not step.__code__:
+        if detector.in_scaler:  # the one of its parent class
+            return scaler_step(self, optimizer, *args, **kwargs)
+        before, detector.in_scaler = detector.steps_seen(), True
+        try:
+            result = scaler_step(self, optimizer, *args, **kwargs)
+        finally:
+            detector.in_scaler = False
+        if detector.steps_seen() == before:
             detector.skipped(getattr(optimizer, "_inner_opt", optimizer))  # of a wrapper, the one that it wraps
         return result
 

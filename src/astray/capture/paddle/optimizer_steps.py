@@ -306,7 +306,7 @@ def _settings_text(arguments: str) -> str:
     return arguments.removeprefix('{"args":[],"kwargs":').removesuffix("}") if '"kwargs"' in arguments else "{}"
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: Any) -> Iterator[type]:
     yield kind
     for child in kind.__subclasses__():
         yield from _subclasses(child)

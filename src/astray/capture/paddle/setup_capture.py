@@ -214,7 +214,7 @@ _NOT_OF_OPTIMIZERS = frozenset({"_name", "_dtype", "_already_create_accumulater"
 
 def groups(optimizer: Any) -> list[tuple[dict[str, Any], list[paddle.Tensor]]]:
     """The parameter groups of an optimizer: their settings, and their parameters."""
-    common = {"lr": float(optimizer.get_lr())}
+    common: dict[str, Any] = {"lr": float(optimizer.get_lr())}
     for name, value in vars(optimizer).items():
         noted = NOT_PLAIN if name in _NOT_OF_OPTIMIZERS else plain(value, _BY_NAME)
         if noted is not NOT_PLAIN and not isinstance(noted, list):
@@ -224,10 +224,7 @@ def groups(optimizer: Any) -> list[tuple[dict[str, Any], list[paddle.Tensor]]]:
     listed = optimizer._param_groups or []
     if not listed or not isinstance(listed[0], dict):
         return [(common, list(listed))]
-    return [
-        ({**common, **{name: value for name, value in _plain_of(group).items()}}, list(group["params"]))
-        for group in listed
-    ]
+    return [({**common, **_plain_of(group)}, list(group["params"])) for group in listed]
 
 
 def _plain_of(group: dict[str, Any]) -> dict[str, Any]:

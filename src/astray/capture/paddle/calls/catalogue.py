@@ -16,8 +16,9 @@ from astray.records import Kind
 _QUERIES = frozenset(
     """
     shape shape64 numel is_empty full_int_array full_with_tensor all_close allclose equal_all accuracy accuracy_check
-    check_numerics depend print shadow_output shadow_feed data feed fetch seed share_data share_data_ enable_check_model_nan_inf
-    disable_check_model_nan_inf memcpy memcpy_d2h memcpy_h2d memcpy_d2h_multi_io coalesce_tensor
+    check_numerics depend print shadow_output shadow_feed data feed fetch seed share_data share_data_
+    enable_check_model_nan_inf disable_check_model_nan_inf memcpy memcpy_d2h memcpy_h2d memcpy_d2h_multi_io
+    coalesce_tensor
     """.split()  # noqa: SIM905
 )
 """They query tensors, or move them. They compute no numbers."""

@@ -21,7 +21,7 @@ from astray.capture.paddle.calls.flattening import Tensors, flattener
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
 from astray.capture.sites import FunctionSites
-from astray.records import Kind
+from astray.records import Kind, Phase
 
 
 class _Flow(NamedTuple):
@@ -167,7 +167,7 @@ class CollectiveCapture:
             outer = engine.enclosing
             if outer is None and self._sites._is_in_other_recording():
                 return None
-            phase = "backward" if _paddle.in_backward() and outer is None else "forward"
+            phase: Phase = "backward" if _paddle.in_backward() and outer is None else "forward"
             call = engine.enter(self._sites.of(outer, collective), frame, phase=phase)
             if call.recorded and call.seq != NO_ROW:
                 given = collective.by_name(args, kwargs)

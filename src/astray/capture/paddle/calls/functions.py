@@ -24,6 +24,7 @@ from astray.capture.paddle.calls.flattening import Tensors, flattener
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
 from astray.capture.sites import FunctionSites
+from astray.records import Phase
 
 _NOT_PATCHED = ("paddle.base.libpaddle", "paddle._pir_ops")
 """Modules whose functions stay as they are: what Paddle itself is made of, and what static graphs call."""
@@ -86,9 +87,8 @@ class FunctionCapture:
         setattr(owner, name, ours)
 
     def _wrap(self, function: Function, original: Callable[..., Any]) -> Callable[..., Any]:
-        run, frame, engine = self._run, sys._getframe, self._engine
-        if function.is_unfilled:
-            run = self._run_unfilled
+        run = self._run_unfilled if function.is_unfilled else self._run
+        frame, engine = sys._getframe, self._engine
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not engine.listening or is_unobserved():
@@ -140,7 +140,9 @@ class FunctionCapture:
             in_backward = _paddle.in_backward()
             site = self._sites.of(outer, function)
             # In the backward pass a function inside a module is a part of a recomputation.
-            phase = "backward" if in_backward and outer is None else "forward" if outer is None else outer.phase
+            phase: Phase = "backward" if in_backward else "forward"
+            if outer is not None:
+                phase = outer.phase
             call = engine.enter(site, frame, phase=phase, recompute=in_backward and outer is not None)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"a call of {function.type}", error)
@@ -176,7 +178,8 @@ class FunctionCapture:
             for tensor in function.written(args):
                 engine.tensors.written(tensor)
             if call.recorded:
-                outputs = self._flat.result(function.result(args, result))
+                # A result that this call does not have comes as a tensor without memory.
+                outputs = [one for one in self._flat.result(function.result(args, result)) if one[1]._is_initialized()]
                 is_bad = False
                 if call.seq != NO_ROW:
                     observe = engine.tensors.observe_unread if function.is_view else engine.tensors.observe
@@ -237,6 +240,6 @@ class WatchedWriters:
         self._replaced.clear()
 
 
-def _named(wrapper: Any, original: Any) -> Any:
+def _named(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
     """The wrapper under the name of what it calls."""
     return functools.update_wrapper(wrapper, original, assigned=("__name__", "__qualname__", "__doc__"), updated=())

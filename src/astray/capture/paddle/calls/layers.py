@@ -96,7 +96,7 @@ class LayerCapture:
                 if chain.inner not in self._watched:
                     self._watched[chain.inner] = _WatchedLayer(chain.inner)
                 self._add_hooks(chain.inner)
-            except Exception as error:  # noqa: BLE001 - the others can be watched all the same
+            except Exception as error:  # noqa: BLE001, PERF203 - the others can be watched all the same
                 self._leave_out(chain, error)
 
     def _leave_out(self, chain: Chain, error: Exception) -> None:
