@@ -5,9 +5,7 @@ Measurements stay on the tensor's device, as a few float64 numbers, until `updat
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -15,17 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from astray.capture.pytorch.parameter_update import closure_of, is_nested_step
 from astray.errors import UsageError
-from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, rule_of
+from astray.state.updates.optimizer_steps import OptimizerSteps, steps_of
+from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, SummingRule
 from astray.state.updates.table import Updates, judged
 
 _Row = tuple[dict[str, Any], str | None, Tensor | None]  # its facts, why it is not checked, its measures
 
 
 def check_updates(
-    optimizer: torch.optim.Optimizer,
-    model: torch.nn.Module | None = None,
+    optimizer: Any,
+    model: Any = None,
     *,
     pattern: str | None = None,
     rules: Mapping[Any, Rule] | None = None,
@@ -37,6 +35,7 @@ def check_updates(
     ...     optimizer.step()
     >>> print(checked.updates)
 
+    optimizer: of torch or Paddle.
     model: gives the parameters their names; without it they are numbered by group.
     pattern: a regular expression, matched at the start of names: check only these. A step's weights, gradients and
         states are copied, so that the whole takes as much memory again as the model and its optimizer.
@@ -50,24 +49,19 @@ class UpdateChecker:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module | None = None,
+        optimizer: Any,
+        model: Any = None,
         *,
         pattern: str | None = None,
         rules: Mapping[Any, Rule] | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._steps = steps_of(optimizer)
         self._rules = rules or {}
-        self._names = _names(optimizer, model, pattern)
-        self._before: dict[Tensor, ParameterBefore] = {}
-        self._scale: Tensor | None = None
-        self._skipped = False
+        self._names = _names(self._steps, model, pattern)
+        self._before: dict[Any, ParameterBefore] = {}
         self._step = 0
         self._rows: list[_Row] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._on_step_begin),
-            optimizer.register_step_post_hook(self._on_step_end),
-        ]
+        self._handles = self._steps.watch(self._copy_inputs, self._check_step)
 
     @property
     def updates(self) -> Updates:
@@ -99,86 +93,69 @@ class UpdateChecker:
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
-    def _on_step_begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_nested_step(sys._getframe(1), optimizer):  # the step of a base class, called by the optimizer's own
-            with torch.no_grad():
-                self._copy_inputs(optimizer, makes_gradients=closure_of(args, kwargs) is not None)
-
-    def _on_step_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_nested_step(sys._getframe(1), optimizer):
-            with torch.no_grad():
-                self._check_step(optimizer)
-
-    def _copy_inputs(self, optimizer: Any, makes_gradients: bool) -> None:
-        # A fused step gets scaled gradients from a GradScaler, and learns of infinities only during the step.
-        self._scale = getattr(optimizer, "grad_scale", None)
-        found_inf = getattr(optimizer, "found_inf", None)
-        self._skipped = found_inf is not None and bool(found_inf)
+    @torch.no_grad()
+    def _copy_inputs(self) -> None:
+        steps = self._steps
         self._before.clear()
         for parameter in self._names:
-            gradient = None if makes_gradients else parameter.grad
-            states = optimizer.state.get(parameter, {})
+            weight, gradient = steps.weight(parameter), steps.gradient(parameter)
+            states = {name: value for name, value in steps.states(parameter).items() if is_like(weight, value)}
             self._before[parameter] = ParameterBefore(
-                _local(parameter).clone(),
-                None if gradient is None else _local(gradient).clone(),
-                {name: _local(value).clone() for name, value in states.items() if is_like(parameter, value)},
+                weight.clone(),
+                None if gradient is None else gradient.clone(),
+                {name: value.clone() for name, value in states.items()},
             )
 
-    def _check_step(self, optimizer: Any) -> None:
-        for number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                before = self._before.pop(parameter, None)
-                if before is not None:
-                    self._check_parameter(
-                        optimizer, group, self._names[parameter] or f"group{number}.{place}", parameter, before
-                    )
+    @torch.no_grad()
+    def _check_step(self) -> None:
+        for unnamed, parameter in self._steps.parameters():
+            before = self._before.pop(parameter, None)
+            if before is not None:
+                self._check_parameter(self._names[parameter] or unnamed, parameter, before)
         self._step += 1
 
-    def _check_parameter(
-        self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, before: ParameterBefore
-    ) -> None:
+    def _check_parameter(self, name: str, parameter: Any, before: ParameterBefore) -> None:
+        steps, why, measured = self._steps, self._steps.skipped(), None
+        weight, rounded = steps.weight(parameter), steps.rounded(parameter)
+        try:
+            gradient = before.gradient if before.gradient is not None else steps.gradient(parameter)
+            if gradient is None or why is not None:
+                why = why or "it has no gradient"
+                measured = measure_untouched(before, weight)
+            else:
+                measured = self._measure(parameter, before, gradient)
+        except NoRuleError as error:
+            why = str(error)
         facts = {
             "step": self._step,
             "name": name,
-            "shape": tuple(_local(parameter).shape),
-            "dtype": str(parameter.dtype).removeprefix("torch."),
-            "optimizer": type(optimizer).__name__,
-            "lr": float(group.get("lr", math.nan)),
+            "shape": tuple(weight.shape),
+            "dtype": str((weight if rounded is None else rounded).dtype).removeprefix("torch."),
+            "optimizer": steps.kind,
+            "lr": float(steps.lr(parameter)),
         }
-        gradient = before.gradient if before.gradient is not None else parameter.grad
-        weight, measured, why = _local(parameter), None, None
-        try:
-            if gradient is None or self._skipped:
-                why = "its GradScaler has left the step out" if self._skipped else "it has no gradient"
-                measured = measure_untouched(before, weight)
-            else:
-                measured = self._measure(optimizer, group, parameter, before, _local(gradient))
-        except NoRuleError as error:
-            why = str(error)
         self._rows.append((facts, why, measured))
 
-    def _measure(
-        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, before: ParameterBefore, gradient: Tensor
-    ) -> Tensor:
-        if not parameter.is_floating_point() or gradient.layout != torch.strided:
-            what = parameter.dtype if gradient.layout == torch.strided else gradient.layout
-            raise NoRuleError(f"updates by {str(what).removeprefix('torch.')} gradients are not recomputed")
-        if self._scale is not None:
-            gradient = gradient.double() / self._scale
-        after = {name: _local(value) for name, value in optimizer.state.get(parameter, {}).items()}
-        return measure_update(before, _local(parameter), gradient, after, group, rule_of(optimizer, self._rules))
+    def _measure(self, parameter: Any, before: ParameterBefore, gradient: Tensor) -> Tensor:
+        steps, weight = self._steps, self._steps.weight(parameter)
+        if not weight.is_floating_point():
+            raise NoRuleError(f"updates by {str(weight.dtype).removeprefix('torch.')} gradients are not recomputed")
+        gradient, rule = steps.unscaled(gradient), steps.rule(self._rules)
+        measured = measure_update(before, weight, gradient, steps.states(parameter), steps.settings(parameter), rule)
+        rounded = steps.rounded(parameter)
+        if rounded is not None:
+            measured[MEASURES.index("beyond")] += _differ(weight.to(rounded.dtype), rounded)
+        return measured
 
 
-def _names(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, pattern: str | None
-) -> dict[Tensor, str | None]:
+def _names(steps: OptimizerSteps, model: Any, pattern: str | None) -> dict[Any, str | None]:
     """The parameters to check, with their names; None for a parameter without one."""
-    known = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = {} if model is None else steps.names(model)
+    parameters = [parameter for _, parameter in steps.parameters()]
     if model is not None and parameters and not any(parameter in known for parameter in parameters):
         raise UsageError(
-            f"None of the {len(parameters)} parameters of this {type(optimizer).__name__} belongs to this "
-            f"{type(model).__name__}. Give the model that the optimizer was made for."
+            f"None of the {len(parameters)} parameters of this {steps.kind} belongs to this {type(model).__name__}. "
+            "Give the model that the optimizer was made for."
         )
     chosen = {parameter: known.get(parameter) for parameter in parameters}
     if pattern is None:
@@ -194,11 +171,6 @@ def _names(
             f"try '.*{pattern}'."
         )
     return matching
-
-
-def _local(value: Any) -> Any:
-    """The local part of a sharded tensor: updates are made, and so checked, element by element."""
-    return value.to_local() if hasattr(value, "to_local") else value.detach() if isinstance(value, Tensor) else value
 
 
 # -- the update made against the one due, a block of elements at a time ------------------------------------------------
@@ -243,11 +215,11 @@ def measure_update(
     elementwise = {name: value for name, value in after.items() if is_like(weight, value)}
     scalars = {name: value for name, value in after.items() if name not in elementwise}
     precision = {name: torch.finfo(value.dtype) for name, value in elementwise.items() if _is_real(value)}
-    total = torch.zeros(len(MEASURES), dtype=torch.float64, device=weight.device)
-    for part in _blocks(weight.numel()):
+
+    def block(part: slice) -> ParameterState:
         states = {name: _piece(value, part) for name, value in copied.states.items()}
         later = {name: _piece(value, part) for name, value in elementwise.items()}
-        before = ParameterState(
+        return ParameterState(
             weight=_piece(copied.weight, part),
             gradient=_piece(gradient, part),
             states=states,
@@ -257,7 +229,13 @@ def measure_update(
             rough=rough,
             least=exact.eps * exact.tiny,
         )
-        total += _measured(before, _piece(weight, part), rule, precision)
+
+    if isinstance(rule, SummingRule) and weight.numel():
+        parts = [rule.sums(block(part)) for part in _blocks(weight.numel())]
+        group = {**group, **{name: sum(each[name] for each in parts) for name in parts[0]}}
+    total = torch.zeros(len(MEASURES), dtype=torch.float64, device=weight.device)
+    for part in _blocks(weight.numel()):
+        total += _measured(block(part), _piece(weight, part), rule, precision)
     return total
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer should make of a weight, written as its paper writes it, in float64 and element by element.
+"""What an optimizer of torch should make of a weight, as its paper writes it, in float64 and element by element.
 
 A rule gets flat blocks of tensors, all of one length, and returns the change of the weight and the new states, each
 with the size of the terms it is the sum of: rounding is proportional to the terms, not to their sum. The change is
@@ -9,6 +9,7 @@ different verdicts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,18 @@ class ExpectedUpdate(NamedTuple):
 
 Rule = Callable[[ParameterState], ExpectedUpdate]
 
+
+@dataclass(frozen=True)
+class SummingRule:
+    """A rule that needs sums over all blocks of a parameter, such as norms. It has them among the settings."""
+
+    sums: Callable[[ParameterState], Mapping[str, Tensor]]
+    rule: Rule
+
+    def __call__(self, b: ParameterState) -> ExpectedUpdate:
+        return self.rule(b)
+
+
 ROUNDINGS = 8
 """Roundings, each of half a spacing, that a step may make of the terms of one number."""
 
@@ -66,18 +79,18 @@ def sgd(b: ParameterState) -> ExpectedUpdate:
     momentum, lr = b.group["momentum"], b.group["lr"]
     gradient = _decayed_gradient(b)
     if not momentum:
-        return _moved(b, -lr * gradient.value, lr * gradient.size, {})
+        return moved(b, -lr * gradient.value, lr * gradient.size, {})
     keep = 1 - b.group["dampening"]
     if "momentum_buffer" in b.states:
         old = momentum * b.state("momentum_buffer")
         buffer = SummedTerm(old + keep * gradient.value, old.abs() + abs(keep) * gradient.size)
     else:  # the first gradient is not dampened
         buffer = gradient
-    now = _after(b, "momentum_buffer")
+    now = after(b, "momentum_buffer")
     direction, size = now, now.abs()
     if b.group["nesterov"]:
         direction, size = gradient.value + momentum * now, gradient.size + momentum * now.abs()
-    return _moved(b, -lr * direction, lr * size, {"momentum_buffer": buffer})
+    return moved(b, -lr * direction, lr * size, {"momentum_buffer": buffer})
 
 
 def adam(b: ParameterState) -> ExpectedUpdate:
@@ -96,21 +109,21 @@ def _adam(b: ParameterState, *, decoupled: bool) -> ExpectedUpdate:
     first = _average(b, b.state("exp_avg"), gradient, beta1)
     squared = SummedTerm(gradient.value**2, gradient.size**2)
     states = {"exp_avg": first, "exp_avg_sq": _average(b, b.state("exp_avg_sq"), squared, beta2)}
-    count = torch.as_tensor(_after(b, "step"), dtype=torch.float64)
-    second = _after(b, "exp_avg_sq")
+    count = torch.as_tensor(after(b, "step"), dtype=torch.float64)
+    second = after(b, "exp_avg_sq")
     if b.group.get("amsgrad"):
         largest = torch.maximum(b.state("max_exp_avg_sq"), second)
         states["max_exp_avg_sq"] = SummedTerm(largest, largest)
-        second = _after(b, "max_exp_avg_sq")
+        second = after(b, "max_exp_avg_sq")
     correction1, correction2 = 1 - beta1**count, 1 - beta2**count
-    change = -lr * _after(b, "exp_avg") / correction1 / ((second / correction2).sqrt() + eps)
+    change = -lr * after(b, "exp_avg") / correction1 / ((second / correction2).sqrt() + eps)
     size = change.abs()
     if _counts_on_device(b):  # then these differences of nearly equal numbers are made in single precision
         size = size * (1 + torch.finfo(torch.float32).eps / b.eps / torch.minimum(correction1, correction2))
     if decoupled:
         decay = lr * b.group["weight_decay"] * b.weight
         change, size = change - decay, size + decay.abs()
-    return _moved(b, change, size, states)
+    return moved(b, change, size, states)
 
 
 def lion(b: ParameterState) -> ExpectedUpdate:
@@ -121,25 +134,26 @@ def lion(b: ParameterState) -> ExpectedUpdate:
     mean = _average(b, b.state("exp_avg"), gradient, beta1)
     near_zero = mean.value.abs() <= ROUNDINGS * (b.eps * mean.size + b.least)  # where rounding decides about the sign
     change = -lr * mean.value.sign() - lr * decay * b.weight
-    slack = _rounding(b, change, lr * (1 + abs(decay) * b.weight.abs()))
+    slack = rounding(b, change, lr * (1 + abs(decay) * b.weight.abs()))
     slack = slack + 2 * lr * (near_zero & (mean.size > 0))
     return ExpectedUpdate(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, beta2)})
 
 
 RULES: dict[str, Rule] = {"SGD": sgd, "Adam": adam, "AdamW": adamw, "Lion": lion}
-"""The rules, by the name of the optimizer's class or of a base class."""
+"""The rules, by the name of the optimizer's class or of a base class. Those of Paddle's are in `paddle_rules`."""
 
 
-def rule_of(optimizer: Any, own: Mapping[Any, Rule]) -> Rule:
+def rule_of(optimizer: Any, own: Mapping[Any, Rule], known: Mapping[str, Rule]) -> Rule:
     """The rule of an optimizer: the user's own, else that of its class or its nearest base class."""
     for kind in type(optimizer).__mro__:
-        rule = own.get(kind) or own.get(kind.__name__) or RULES.get(kind.__name__)
+        rule = own.get(kind) or own.get(kind.__name__) or known.get(kind.__name__)
         if rule is not None:
             return rule
     raise NoRuleError(f"there is no rule for {type(optimizer).__name__}")
 
 
-def _after(b: ParameterState, name: str) -> Tensor:
+def after(b: ParameterState, name: str) -> Tensor:
+    """A state after the step. Raises NoRuleError where there is none."""
     if name not in b.after:
         names = ", ".join(b.after) or "nothing"
         raise NoRuleError(f"its state has no {name!r}, only {names}")
@@ -167,11 +181,12 @@ def _average(b: ParameterState, old: Tensor, new: SummedTerm, beta: Any) -> Summ
     return SummedTerm(beta * old + (1 - beta) * new.value, size)
 
 
-def _moved(b: ParameterState, change: Tensor, size: Tensor, states: Mapping[str, SummedTerm]) -> ExpectedUpdate:
-    return ExpectedUpdate(change, _rounding(b, change, size), states)
+def moved(b: ParameterState, change: Tensor, size: Tensor, states: Mapping[str, SummedTerm]) -> ExpectedUpdate:
+    """The result of a rule whose change is the sum of terms of this size."""
+    return ExpectedUpdate(change, rounding(b, change, size), states)
 
 
-def _rounding(b: ParameterState, change: Tensor, size: Tensor) -> Tensor:
+def rounding(b: ParameterState, change: Tensor, size: Tensor) -> Tensor:
     """The error of the weight that rounding explains: twice its spacing, and roundings of the terms of the change."""
     largest = torch.maximum(b.weight.abs(), (b.weight + change).abs())
     return 2 * b.eps * largest + ROUNDINGS * (b.rough * size + b.least)
