@@ -28,16 +28,16 @@ LAYERS = (  # in this order; names in one line do not import each other
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms.split()}
 
-WITH_FRAMEWORK = (
-    "capture/pytorch",
-    "device",
-    "state",
-    "compat",
-    "foreign",
-    "transformers.py",
-    "checkpoints/checkpoint",
-)
-"""Where torch is imported: of the last four for a program that has loaded it."""
+WITH_FRAMEWORK = {
+    "torch": ("capture/pytorch", "device", "state", "compat", "foreign", "transformers.py", "checkpoints/checkpoint"),
+    "triton": ("device",),
+    "paddle": ("capture/paddle", "state", "compat", "foreign", "checkpoints/checkpoint"),
+}
+"""Where each framework is imported: outside of its adapter for a program that has loaded it."""
+
+ADAPTERS = ("capture/pytorch", "capture/paddle")
+CHOOSING = ("capture/adapters.py", "capture/imports.py", "experiment.py")
+"""Who may import adapters of both frameworks: it chooses one."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -61,7 +61,7 @@ def test_imports_point_one_way() -> None:
         room = inside.parts[0].removesuffix(".py")
         for line, name in imports(file):
             top, _, rest = name.partition(".")
-            if top in {"torch", "paddle", "triton"} and not str(inside).startswith(WITH_FRAMEWORK):
+            if top in WITH_FRAMEWORK and not str(inside).startswith(WITH_FRAMEWORK[top]):
                 wrong.append(f"{inside}:{line} needs {top}")
             other = rest.partition(".")[0]
             if top != "astray" or not other or other == room:
@@ -110,3 +110,17 @@ def test_tests_import_no_tests() -> None:
                 last = node.module.rpartition(".")[2]
                 assert not last.startswith("test_"), f"{file}:{node.lineno} imports {node.module}"
                 assert last != "conftest", f"{file}:{node.lineno} imports {node.module}"
+
+
+def test_adapters_know_nothing_of_each_other() -> None:
+    """What both need is shared, and knows neither."""
+    wrong = []
+    for file in FILES:
+        inside = file.relative_to(SOURCE).as_posix()
+        own = next((adapter for adapter in ADAPTERS if inside.startswith(adapter)), None)
+        shared = inside.startswith("capture/") and own is None and inside not in CHOOSING
+        for line, name in imports(file):
+            adapter = next((one for one in ADAPTERS if name.startswith(f"astray.{one.replace('/', '.')}")), None)
+            if adapter is not None and (shared or own not in (None, adapter)):
+                wrong.append(f"{inside}:{line}: {name}")
+    assert not wrong, "\n".join(wrong)

@@ -96,4 +96,4 @@ def test_torch_is_not_imported_for_it_and_no_device_is_started() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "5"]
-    assert "torch has not been imported yet" in done.stderr
+    assert "Neither torch nor Paddle has been imported yet" in done.stderr
