@@ -115,7 +115,8 @@ def test_a_run_without_its_head(home, capsys):
         (b"", "is empty. It has sections, such as: sites: {h.0: layers.0}"),
         (
             b"site: {a: b}",
-            "has a section 'site'; there are sites, patterns, types, functions. Did you mean 'sites'?",
+            "has a section 'site'; there are sites, patterns, types, functions, tensors, attributes, paths, layouts, "
+            "only in reference, only in candidate. Did you mean 'sites'?",
         ),
         (
             b"sites: {",

@@ -99,7 +99,7 @@ def compare(
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = JudgeOptions(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
-    matching, renamed = pair_names(runs.reference, runs.candidate, matching)
+    matching, renamed = pair_names(runs.reference, runs.candidate, matching.of_runs(runs.reference, runs.candidate))
     matching.check_mapping(runs.candidate)
     check_layouts(runs.reference, runs.candidate, matching)
     job = job_of((reference, candidate, noises), matching, judging, metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from astray.comparison.pair.mapping import NOTHING, Mapping
 from astray.comparison.pair.matching import Matching
 from astray.records import ANY_CALL
 from astray.store import RunData
@@ -24,7 +25,7 @@ def problems(reference: RunData, candidate: RunData, matching: Matching) -> list
     """Everything about the two runs that limits what the comparison can say."""
     return [
         *different_settings(reference, candidate),
-        *_different_frameworks(reference, candidate),
+        *_different_frameworks(reference, candidate, matching.mapping),
         *_different_steps(reference, candidate, matching),
         *_different_ranks(reference, candidate, matching),
         *_of_run("reference", reference),
@@ -122,13 +123,13 @@ def span(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:_MOST])) + rest
 
 
-def _different_frameworks(reference: RunData, candidate: RunData) -> Iterator[str]:
+def _different_frameworks(reference: RunData, candidate: RunData, mapping: Mapping = NOTHING) -> Iterator[str]:
     frameworks = reference.info.framework, candidate.info.framework
     if all(frameworks) and frameworks[0] != frameworks[1]:
-        yield (
-            "Runs are of different frameworks: reference {}, candidate {}. Where their names differ, draft what "
-            "belongs together with `astray map REFERENCE CANDIDATE`."
-        ).format(*frameworks)
+        text = "Runs are of different frameworks: reference {}, candidate {}.".format(*frameworks)
+        if mapping == NOTHING:
+            text += " Where their names differ, draft what belongs together with `astray map REFERENCE CANDIDATE`."
+        yield text
 
 
 def _different_steps(reference: RunData, candidate: RunData, matching: Matching) -> Iterator[str]:

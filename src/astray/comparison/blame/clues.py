@@ -18,6 +18,7 @@ from astray.comparison.measure.metrics import error_of_values
 from astray.comparison.measure.pieces import stretches
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.rows import Ints, StringTable
+from astray.comparison.setup.arguments import are_of_one_framework
 from astray.comparison.verdict import AGREEING, SENTENCES, Reason, Verdict
 from astray.errors import RunError
 from astray.safe_text import parse_json
@@ -98,7 +99,13 @@ def arguments(
     differ = (args_reference != args_candidate) & (args_reference >= 0)
     differ &= args_candidate >= 0  # another tool's dump may lack them
     sites = pairs["site"]
-    new = [row for row in rows[differ].tolist() if sites[row] not in named]
+    types = reference.calls["type"], candidate.calls["type"]
+    new = [
+        row
+        for row in rows[differ].tolist()
+        if sites[row] not in named
+        and are_of_one_framework(str(types[0][call_reference[row]]), str(types[1][call_candidate[row]]))
+    ]
     nearest = sorted(new, key=lambda row: call_reference[row] not in calls)  # stable: its own calls come first
     for row in nearest[:_MOST]:
         place = TensorPlace.of(pairs, row)

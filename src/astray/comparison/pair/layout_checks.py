@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from astray.comparison.measure import metrics
-from astray.comparison.measure.evidence import COUNTS, STATISTICS
 from astray.comparison.pair.layouts import TRANSPOSE, Layout, Shape, fitting_layout
 from astray.comparison.pair.matching import Matching
-from astray.comparison.pair.own_tensors import own_tensors
+from astray.comparison.pair.own_tensors import Measured, own_tensors
 from astray.comparison.pair.renaming import OWN, full_name
 from astray.comparison.rows import Bools
 from astray.comparison.verdict import BAD, Reason, explain
@@ -155,18 +151,9 @@ def _transposed(pairs: Table, among: Bools, reference: RunData, candidate: RunDa
             continue
         rank = int(pairs.numbers("rank")[row])
         sides = [
-            _statistics(run.ranks[rank].tensors, int(pairs.numbers(f"row_{side}")[row]))
+            Measured.of(run.ranks[rank].tensors, int(pairs.numbers(f"row_{side}")[row]))
             for side, run in (("reference", reference), ("candidate", candidate))
         ]
-        if min(side["nan"][0] for side in sides) >= 0 and metrics.equal_but_for_order(*sides).all():
+        if sides[0].has_elements_of(sides[1]):
             site, path = str(pairs["site"][row]), str(pairs["path"][row] or "")
             yield full_name(site, path) if path else site, f"{list(shapes[0])} against {list(shapes[1])}"
-
-
-def _statistics(tensors: Table, row: int) -> dict[str, npt.NDArray[Any]]:
-    """Those of one row, without reading a whole column: a checkpoint measures what is asked for."""
-    cells = tensors.row(row)
-    return {
-        **{name: np.array([np.nan if cells[name] is None else cells[name]]) for name in STATISTICS},
-        **{name: np.array([-1 if cells[name] is None else cells[name]]) for name in COUNTS},
-    }

@@ -21,14 +21,18 @@ from astray.records import ROOT
 from astray.safe_text import bounded_loader, check_bounded
 from astray.wording import did_you_mean
 
-NAMES = ("sites", "patterns", "types", "functions", "tensors", "attributes")
+NAMES = ("sites", "patterns", "types", "functions", "tensors")
 """Sections that map names to names."""
 
 ONLY_IN = {"only in reference": "only_in_reference", "only in candidate": "only_in_candidate"}
 """Sections that list names, and what a `Mapping` calls them."""
 
-SECTIONS = (*NAMES, "paths", "layouts", *ONLY_IN)
+SECTIONS = (*NAMES, "attributes", "paths", "layouts", *ONLY_IN)
 DRAFT = "Draft one with: astray map REFERENCE CANDIDATE"
+
+
+AttributeRule = str | Dictionary[str, Dictionary[Any, Any]]
+"""What an attribute is called in the reference: a name, "1 - name", or a name with values that stand for each other."""
 
 
 class LayoutRule(NamedTuple):
@@ -52,8 +56,9 @@ class Mapping:
     a later one.
     types: classes of modules and optimizers. functions: functions and ops, by the last part of their site.
     tensors: parameters, buffers and states of optimizers, by the last part of their names.
-    attributes: what modules and optimizers are set to, by name; "1 - momentum" is for a number that the reference has
-        as what is missing to 1.
+    attributes: what modules and optimizers are set to, by name, or by the candidate's class, a dot and the name.
+        "1 - momentum" is for a number that the reference has as what is missing to 1; {approximate: {true: tanh}} for
+        values that stand for each other.
     paths: places of tensors among the arguments and results of a function, by the candidate's name of the function.
     layouts: what to do to tensors of the candidate so that they are laid out as the reference's.
     only_in_reference, only_in_candidate: tensors and functions that the other side has nothing for, by the last part of
@@ -65,7 +70,7 @@ class Mapping:
     types: Dictionary[str, str] = field(default_factory=dict)
     functions: Dictionary[str, str] = field(default_factory=dict)
     tensors: Dictionary[str, str] = field(default_factory=dict)
-    attributes: Dictionary[str, str] = field(default_factory=dict)
+    attributes: Dictionary[str, AttributeRule] = field(default_factory=dict)
     paths: Dictionary[str, Dictionary[str, str]] = field(default_factory=dict)
     layouts: Sequence[LayoutRule] = ()
     only_in_reference: Sequence[str] = ()
@@ -104,16 +109,20 @@ class Mapping:
         outer, dot, last = path.rpartition(".")
         return f"{outer}{dot}{self.tensors.get(last, last)}"
 
-    def attribute(self, name: str, value: Any) -> tuple[str, Any]:
-        """The reference's name of what a module or an optimizer is set to, and the value as the reference has it.
+    def attribute(self, name: str, value: Any, type: str = "") -> tuple[str, Any]:
+        """The reference's name of what something of a class is set to, and the value as the reference has it.
 
-        >>> Mapping(attributes={"_momentum": "1 - momentum"}).attribute("_momentum", 0.9)
-        ('momentum', 0.1)
+        >>> mapping = Mapping(attributes={"_momentum": "1 - momentum", "GELU.fast": {"approximate": {True: "tanh"}}})
+        >>> mapping.attribute("_momentum", 0.9), mapping.attribute("fast", True, "GELU")
+        (('momentum', 0.1), ('approximate', 'tanh'))
         """
-        target = self.attributes.get(name, name)
-        _, is_rest, rest = target.partition(COMPLEMENT)
+        rule = self.attributes.get(f"{type}.{name}", self.attributes.get(name, name))
+        if not isinstance(rule, str):
+            (target, values), *_ = rule.items()
+            return target, values.get(value, value) if isinstance(value, str | int | float) else value
+        _, is_rest, rest = rule.partition(COMPLEMENT)
         if not is_rest:
-            return target, value
+            return rule, value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return rest, round(1 - value, _DIGITS) if is_number else value
 
@@ -195,6 +204,7 @@ def read_mapping(file: str | Path) -> Mapping:
     if not isinstance(paths, dict):
         raise CompareError(f"paths of the mapping {path} is {paths!r:.80}; {_PATHS}.")
     found["paths"] = {str(name): _names(path, f"paths of {name}", given or {}) for name, given in paths.items()}
+    found["attributes"] = _attributes(path, content.get("attributes") or {})
     found["layouts"] = _layouts(path, content.get("layouts") or {})
     found |= {field: _listed(path, section, content.get(section) or []) for section, field in ONLY_IN.items()}
     return Mapping(patterns=patterns, **found)
@@ -209,6 +219,21 @@ def _names(path: Path, section: str, names: Any) -> dict[str, str]:
             f"{section} of the mapping {path} is {names!r:.80}; it maps names of the candidate to names."
         )
     return {str(name): str(target) for name, target in names.items()}
+
+
+def _attributes(path: Path, rules: Any) -> dict[str, AttributeRule]:
+    if not isinstance(rules, dict):
+        raise CompareError(
+            f"attributes of the mapping {path} is {rules!r:.80}; it maps names of the candidate to names."
+        )
+    for name, rule in rules.items():
+        inner = next(iter(rule.values()), None) if isinstance(rule, dict) and len(rule) == 1 else None
+        if not isinstance(rule, str) and not isinstance(inner, dict):
+            raise CompareError(
+                f"The attribute {name!r} of the mapping {path} is {rule!r:.80}; it is a name, '1 - momentum', or a "
+                "name with values, such as {approximate: {true: tanh}}."
+            )
+    return {str(name): rule for name, rule in rules.items()}
 
 
 def _listed(path: Path, section: str, names: Any) -> tuple[str, ...]:

@@ -4,25 +4,41 @@ The modules of the first step are taken in order of execution, and paired by the
 they give, and the last part of their names. The tensors of checkpoints have no order (some files are sorted by name,
 others by module): those with the same bits are paired, and of the others those of the same shape and the same numbers
 in their names, the most similar names first. From the pairs come rules, as few as will do: a module stands for all that
-is inside it and has the same name there, and names that differ only in their numbers become one pattern.
+is inside it and has the same name there, and names that differ only in their numbers become one pattern. What own
+tensors, settings and functions are called, and how weights lie, is found by `drafted_tensors` and `drafted_words`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dictionary
+from dataclasses import replace
 from difflib import SequenceMatcher
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from astray.comparison.pair.draft_text import draft_lines
+from astray.comparison.pair.drafted_tensors import (
+    ReadMeasured,
+    TensorPairs,
+    drafted_layouts,
+    last_part,
+    pair_own,
+    renamed_last_parts,
+    renamed_states,
+)
+from astray.comparison.pair.drafted_words import drafted_attributes, drafted_functions, drafted_paths, drafted_types
+from astray.comparison.pair.framework_names import PADDLE, TORCH, Equivalents, equivalents
 from astray.comparison.pair.mapping import Mapping
+from astray.comparison.pair.own_tensors import Measured, OwnTensor, own_tensors
 from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.errors import CompareError
 from astray.records import ROOT
 from astray.store import CheckpointData, RankRun, RunData
-from astray.wording import printable
 
 
 class Module(NamedTuple):
@@ -41,12 +57,20 @@ class Module(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A mapping, and what it does not cover."""
+    """A mapping, and what it does not cover.
+
+    why: what shows each layout, by its name. reasons: what is known of the frameworks. unknown: tensors that may need a
+    layout and have none, a sentence each.
+    """
 
     mapping: Mapping
     pairs: list[tuple[Module, Module]]  # of the reference and of the candidate
     only_reference: list[Module]
     only_candidate: list[Module]
+    known: Equivalents | None = None
+    why: Dictionary[str, str] = MappingProxyType({})
+    reasons: Sequence[str] = ()
+    unknown: Sequence[str] = ()
 
     @property
     def of_modules(self) -> bool:
@@ -55,19 +79,7 @@ class Draft(NamedTuple):
 
     def __str__(self) -> str:
         """The mapping as a file, with what it does not cover in comments."""
-        lines = [
-            f"# {'Modules' if self.of_modules else 'Tensors'} of the candidate that have a partner: "
-            f"{len(self.pairs)} of {len(self.pairs) + len(self.only_candidate)}.",
-            "# Each line is a name of the candidate and what the reference calls it.",
-            *_section("sites", self.mapping.sites.items()),
-            *_section("patterns", self.mapping.patterns),
-        ]
-        if not self.mapping.sites and not self.mapping.patterns:
-            lines += ["", "# All names are the same."]
-        for side, lone in (("reference", self.only_reference), ("candidate", self.only_candidate)):
-            if lone:
-                lines += ["", f"# Only in the {side}:", *(f"#   {printable(module.label)}" for module in lone)]
-        return "\n".join(lines)
+        return "\n".join(draft_lines(self))
 
 
 def draft(reference: RunData, candidate: RunData) -> Draft:
@@ -75,6 +87,7 @@ def draft(reference: RunData, candidate: RunData) -> Draft:
     if isinstance(reference, CheckpointData) != isinstance(candidate, CheckpointData):
         raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
     modules_reference, modules_candidate = modules(reference), modules(candidate)
+    known = equivalents(framework_of(reference), framework_of(candidate))
     if isinstance(reference, CheckpointData) and isinstance(candidate, CheckpointData):
         indices = pair_renamed(_tensors(reference), _tensors(candidate))
     else:
@@ -82,12 +95,96 @@ def draft(reference: RunData, candidate: RunData) -> Draft:
         indices = list(zip(*(column.tolist() for column in columns), strict=True))
     pairs = [(modules_reference[i], modules_candidate[j]) for i, j in indices]
     paired_reference, paired_candidate = ({pair[side] for pair in indices} for side in (0, 1))
+    names = [(of_candidate.site, of_reference.site) for of_reference, of_candidate in pairs]
+    own = _own_pairs(names, reference, candidate, known)
+    tensors = renamed_last_parts((of_reference.name, of_candidate.name) for of_reference, of_candidate in own)
+    if isinstance(reference, CheckpointData):
+        names = [(old, new) for old, new in names if Mapping(tensors=tensors).tensor(old) != new]
+    names += [
+        (of_candidate.name, of_reference.name)
+        for of_reference, of_candidate in own
+        if last_part(of_candidate.name) not in {last_part(of_reference.name), *tensors}
+    ]
+    layouts = drafted_layouts(own, _reader(reference, candidate), known)
+    mapping = replace(_rules(names), tensors=tensors, layouts=tuple(rule for rule, _ in layouts.rules))
+    if known is not None and not isinstance(reference, CheckpointData):
+        mapping = _with_words(mapping, pairs, reference, candidate, known)
     return Draft(
-        _rules([(of_candidate.site, of_reference.site) for of_reference, of_candidate in pairs]),
+        mapping,
         pairs,
         [module for index, module in enumerate(modules_reference) if index not in paired_reference],
         [module for index, module in enumerate(modules_candidate) if index not in paired_candidate],
+        known,
+        {rule.name: why for rule, why in layouts.rules},
+        layouts.reasons,
+        layouts.unknown,
     )
+
+
+def framework_of(run: RunData) -> str | None:
+    """The framework of a run, or the one that saved a checkpoint; None where that is not known."""
+    if not isinstance(run, CheckpointData):
+        return run.info.framework
+    return next((name for name in (PADDLE, TORCH) if name in run.checkpoint.format.lower()), None)
+
+
+def _own_pairs(
+    names: list[tuple[str, str]], reference: RunData, candidate: RunData, known: Equivalents | None
+) -> TensorPairs:
+    """The own tensors of paired modules; of checkpoints, whose names are those of tensors, the pairs themselves."""
+    of_reference, of_candidate = own_tensors(reference), own_tensors(candidate)
+    if isinstance(reference, CheckpointData):
+        return [(of_reference[new], of_candidate[old]) for old, new in names]
+    by_module: list[dict[str, list[OwnTensor]]] = [defaultdict(list), defaultdict(list)]
+    for side, tensors in zip(by_module, (of_reference, of_candidate), strict=True):
+        for tensor in tensors.values():
+            side[tensor.module].append(tensor)
+    return [pair for old, new in names for pair in pair_own(by_module[0][new], by_module[1][old], known)]
+
+
+def _reader(reference: RunData, candidate: RunData) -> ReadMeasured:
+    """Reads what is known of the values of a pair's tensors."""
+
+    def read(of_reference: OwnTensor, of_candidate: OwnTensor) -> tuple[Measured, Measured]:
+        return (
+            Measured.of(reference.ranks[of_reference.rank].tensors, of_reference.row),
+            Measured.of(candidate.ranks[of_candidate.rank].tensors, of_candidate.row),
+        )
+
+    return read
+
+
+def _with_words(
+    mapping: Mapping, pairs: list[tuple[Module, Module]], reference: RunData, candidate: RunData, known: Equivalents
+) -> Mapping:
+    """With what two frameworks call classes, settings, functions and states, and what each has alone."""
+    sides = reference.ranks[min(reference.ranks)], candidate.ranks[min(candidate.ranks)]
+    types = drafted_types(
+        ((of_reference.type, of_candidate.type) for of_reference, of_candidate in pairs), *sides, known
+    )
+    states = renamed_states(_states(sides[0]), _states(sides[1]), known)
+    mapping = replace(
+        mapping,
+        types=types,
+        functions=drafted_functions(*sides, known),
+        tensors={**mapping.tensors, **states},
+        attributes=drafted_attributes(*sides, known),
+    )
+    kept = [{*map(last_part, own_tensors(run)), *_states(rank)} for run, rank in
+            ((reference, sides[0]), (candidate, sides[1]))]  # fmt: skip
+    renamed = {mapping.tensors.get(name, name) for name in kept[1]}
+    return replace(
+        mapping,
+        paths=drafted_paths(*sides, mapping),
+        only_in_reference=tuple(name for name in known.only_in("reference") if name in kept[0] - renamed),
+        only_in_candidate=tuple(name for name in known.only_in("candidate") if name in renamed - kept[0]),
+    )
+
+
+def _states(rank: RankRun) -> set[str]:
+    """What a run's optimizers keep for parameters."""
+    paths = [str(path) for path in rank.tensors.coded("path").values]
+    return {path.removeprefix("state.") for path in paths if path.startswith("state.")}
 
 
 def modules(run: RunData) -> list[Module]:
@@ -160,18 +257,6 @@ def _streams(reference: list[Module], candidate: list[Module]) -> tuple[CallStre
         return CallStream(kind, detail, name, np.array([module.size for module in modules]))
 
     return stream("<reference>", reference), stream("<candidate>", candidate)
-
-
-def _section(name: str, rules: Iterable[tuple[str, str]]) -> list[str]:
-    written = [f"  {_quoted(old)}: {_quoted(new)}" for old, new in rules]
-    return ["", f"{name}:", *written] if written else []
-
-
-def _quoted(name: str) -> str:
-    """In single quotes, in which YAML takes a backslash for a backslash; in double ones where signs need escapes."""
-    if not name.isprintable():
-        return '"' + printable(name.replace("\\", "\\\\").replace('"', '\\"')) + '"'
-    return "'" + name.replace("'", "''") + "'"
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------

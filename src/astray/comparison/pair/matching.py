@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -61,6 +61,7 @@ class Matching:
     shapes: str = "judged"
     micro: str = "paired"
     offset: int = 0
+    across_frameworks: bool = False
 
     @classmethod
     def check(
@@ -100,6 +101,11 @@ class Matching:
             micro=micro,
             offset=offset,
         )
+
+    def of_runs(self, reference: RunData, candidate: RunData) -> Matching:
+        """The same for these runs: whether they are of two frameworks."""
+        frameworks = {run.info.framework for run in (reference, candidate)} - {None, ""}
+        return replace(self, across_frameworks=len(frameworks) > 1)
 
     def ranks_of(self, reference: RunData, candidate: RunData) -> list[int]:
         """Those to compare. Raises CompareError when one that was asked for is in neither run."""

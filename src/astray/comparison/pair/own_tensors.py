@@ -6,14 +6,17 @@ Reads a run, a recording or a checkpoint; feeds what checks and drafts mappings,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from astray.comparison.measure.evidence import COUNTS, STATISTICS
+from astray.comparison.measure.metrics import equal_but_for_order
 from astray.comparison.pair.renaming import OWN, full_name, sites_of_tensors
 from astray.graph.keys import one_key
 from astray.records import ROOT
-from astray.store import CheckpointRank, RankRun, RunData
+from astray.store import CheckpointRank, RankRun, RunData, Table
 
 
 class OwnTensor(NamedTuple):
@@ -64,3 +67,32 @@ def _of_rank(rank: RankRun) -> Iterator[OwnTensor]:
                 rank.rank,
                 row,
             )
+
+
+class Measured(NamedTuple):
+    """What is known of the values of one tensor: statistics as columns of one row, and the fingerprint."""
+
+    statistics: dict[str, npt.NDArray[Any]]
+    fingerprint: int | None
+
+    @classmethod
+    def of(cls, tensors: Table, row: int) -> Measured:
+        """Those of one row, without reading whole columns: a checkpoint measures what is asked for."""
+        cells = tensors.row(row)
+        return cls(
+            {
+                **{name: np.array([np.nan if cells[name] is None else cells[name]]) for name in STATISTICS},
+                **{name: np.array([-1 if cells[name] is None else cells[name]]) for name in COUNTS},
+            },
+            cells["fingerprint"],
+        )
+
+    def has_elements_of(self, other: Measured) -> bool:
+        """Whether both have the same elements, in whatever order, by their statistics."""
+        if min(self.statistics["nan"][0], other.statistics["nan"][0]) < 0:  # nothing was measured
+            return False
+        return bool(equal_but_for_order(self.statistics, other.statistics).all())
+
+    def has_bits_of(self, other: Measured) -> bool:
+        """Whether both have the same bits."""
+        return self.fingerprint is not None and self.fingerprint == other.fingerprint

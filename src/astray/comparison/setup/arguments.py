@@ -140,6 +140,8 @@ def _of_site(
     steps: Sequence[int],
 ) -> Iterator[Finding]:
     function = site.rpartition("/")[2] if "/" in site else ""
+    if function and not are_of_one_framework(reference.type(site), candidate.type(site)):
+        return
     parsed_reference, parsed_candidate = (
         [flattened(text, function) for text in sorted(texts)[:MOST_TEXTS]]
         for texts in (texts_reference, texts_candidate)
@@ -161,6 +163,18 @@ def _of_site(
         if found is not None and not _is_computed(*found[1:]):
             kind = function or reference.type(site)
             yield Finding("argument", site, kind, name, *found[1:], found[0])
+
+
+def are_of_one_framework(reference: str, candidate: str) -> bool:
+    """Whether two functions take the same arguments, by their full names: those of other frameworks have their own.
+
+    >>> are_of_one_framework("torch.nn.functional.gelu", "torch.Tensor.gelu")
+    True
+    >>> are_of_one_framework("torch.nn.functional.gelu", "paddle.nn.functional.gelu")
+    False
+    """
+    first, other = (name.partition(".")[0] for name in (reference, candidate))
+    return first == other or not ("." in reference and "." in candidate)
 
 
 def flattened(text: str, function: str = "") -> dict[str, Any]:

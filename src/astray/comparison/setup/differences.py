@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from astray.comparison.pair.mapping import Mapping
 from astray.comparison.pair.matching import Matching
 from astray.comparison.select.pairs import natural
 from astray.comparison.setup.arguments import argument_findings
@@ -43,7 +44,7 @@ def setup_differences(
     ...     print(difference)
     h.3.norm (LayerNorm) has eps 1e-05 in the reference and 0.001 in the candidate.
     """
-    matching = matching or Matching()
+    matching = (matching or Matching()).of_runs(reference, candidate)
     found: list[SetupDifference] = []
     for rank in matching.ranks_of(reference, candidate):
         found += of_rank(rank, reference.ranks.get(rank), candidate.ranks.get(rank), matching)
@@ -62,17 +63,26 @@ def of_rank(
     if not steps:
         return []
     timelines_reference, timelines_candidate = (
-        read_timelines(reference),
-        read_timelines(candidate, matching.mapping, matching.offset),
+        read_timelines(reference, across_frameworks=matching.across_frameworks),
+        read_timelines(candidate, matching.mapping, matching.offset, across_frameworks=matching.across_frameworks),
     )
     found = [
         *findings(timelines_reference, timelines_candidate, steps),
         *argument_findings(reference, candidate, matching, steps),
     ]
+    found = [one for one in found if not _has_no_counterpart(one, matching.mapping)]
     if matching.sites is not None:
         pattern = matching.sites
         found = [one for one in found if not one.site or pattern.search(one.site)]
     return differences_of(rank, found)
+
+
+def _has_no_counterpart(finding: Finding, mapping: Mapping) -> bool:
+    """Whether it is about a tensor of one run that the mapping says the other has nothing for."""
+    if finding.name != "tensor" or finding.subject != "parameter":
+        return False
+    names = mapping.only_in_candidate if finding.reference is ABSENT else mapping.only_in_reference
+    return finding.site.rpartition(".")[2] in names
 
 
 def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) -> list[int]:

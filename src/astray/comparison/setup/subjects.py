@@ -6,14 +6,19 @@ Gives raw findings, one for each value and place; `differences` puts them togeth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from astray.comparison.setup.setup_difference import ABSENT, Finding
-from astray.comparison.setup.timelines import SettingHistories, SettingHistory, Timelines, at, first_difference
+from astray.comparison.setup.timelines import (
+    OF_TENSORS,
+    SettingHistories,
+    SettingHistory,
+    Timelines,
+    at,
+    first_difference,
+)
 from astray.comparison.setup.wording import WRITTEN
 from astray.records import ROOT
-
-_OF_TENSORS = ("dtype", "requires_grad", "placement")
-"""What is recorded of a module's own tensors, behind the name of the tensor and a dot."""
 
 _SHARED = 0.5
 """Of the modules of two runs so many must have the same names, or the names do not show which belongs to which."""
@@ -60,7 +65,9 @@ def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
     is_whole = reference.is_whole and candidate.is_whole
     shared = [site for site in sites_reference if site in sites_candidate]
     for site in shared:
-        yield from _module(site, sites_reference[site], sites_candidate[site], steps, is_whole)
+        yield from _module(
+            site, sites_reference[site], sites_candidate[site], steps, is_whole, not reference.across_frameworks
+        )
     if is_whole and len(shared) >= _SHARED * max(len(sites_reference), len(sites_candidate)):
         for site in _topmost(site for site in sites_reference if site not in sites_candidate):
             yield Finding("module", site, _class(sites_reference[site]), "class", _class(sites_reference[site]), ABSENT)
@@ -69,15 +76,20 @@ def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
 
 
 def _module(
-    site: str, reference: SettingHistories, candidate: SettingHistories, steps: Sequence[int], is_whole: bool
+    site: str,
+    reference: SettingHistories,
+    candidate: SettingHistories,
+    steps: Sequence[int],
+    is_whole: bool,
+    is_of_one_framework: bool,
 ) -> Iterator[Finding]:
     kind = _class(reference)
-    is_same_class = kind == _class(candidate)
+    is_same_class = kind == _class(candidate) and is_of_one_framework
     for name in reference.keys() & candidate.keys() if not is_whole else reference.keys() | candidate.keys():
         subject, place, setting = _of_tensor(site, name)
         if name in reference and name in candidate:
             found = first_difference(reference[name], candidate[name], steps)
-            if found is not None:
+            if found is not None and (is_of_one_framework or _are_of_a_kind(*found[1:])):
                 yield Finding(subject, place, kind, setting, *found[1:], found[0])
         elif is_same_class or setting in ("dtype", "wrapped in"):
             values = [at(side[name], steps[-1]) if name in side else ABSENT for side in (reference, candidate)]
@@ -87,10 +99,16 @@ def _module(
                 yield Finding(subject, place, kind, setting, *values)
 
 
+def _are_of_a_kind(reference: Any, candidate: Any) -> bool:
+    """Whether two settings are of one kind. Frameworks have numbers in common, and words of their own for the rest."""
+    kinds = [float if type(value) is int else type(value) for value in (reference, candidate)]
+    return kinds[0] == kinds[1]
+
+
 def _of_tensor(site: str, name: str) -> tuple[str, str, str]:
     """What a name of a module's is about: the module, or one of its tensors, which is a site of its own."""
     tensor, dot, setting = name.rpartition(".")
-    if not dot or setting not in _OF_TENSORS:
+    if not dot or setting not in OF_TENSORS:
         return "module", site, name
     return "parameter", tensor if site == ROOT else f"{site}.{tensor}", setting
 
@@ -140,7 +158,11 @@ def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]
     pairs = _paired(list(groups_reference), list(groups_candidate))
     for label_reference, label_candidate in pairs:
         yield from _optimizer(
-            label_reference, groups_reference[label_reference], groups_candidate[label_candidate], steps
+            label_reference,
+            groups_reference[label_reference],
+            groups_candidate[label_candidate],
+            steps,
+            not reference.across_frameworks,
         )
     yield from _memberships(
         groups_reference,
@@ -166,7 +188,11 @@ def _paired(reference: list[str], candidate: list[str]) -> list[tuple[str, str]]
 
 
 def _optimizer(
-    label: str, reference: list[SettingHistories], candidate: list[SettingHistories], steps: Sequence[int]
+    label: str,
+    reference: list[SettingHistories],
+    candidate: list[SettingHistories],
+    steps: Sequence[int],
+    is_of_one_framework: bool,
 ) -> Iterator[Finding]:
     classes = _class(reference[0]), _class(candidate[0])
     if classes[0] != classes[1]:
@@ -177,7 +203,7 @@ def _optimizer(
             reference[number].keys() & candidate[partner].keys() - {"class", "parameters", *_OF_MEMBERS}
         ):
             found = first_difference(reference[number][name], candidate[partner][name], steps)
-            if found is not None:
+            if found is not None and (is_of_one_framework or _are_of_a_kind(*found[1:])):
                 for member in members or [""]:
                     yield Finding("optimizer", member, place, name, *found[1:], found[0])
         for several, name in _OF_MEMBERS.items():

@@ -25,26 +25,41 @@ SettingHistory = list[tuple[int, Any]]
 """The values of one thing, each with the step from which it held."""
 
 SettingHistories = dict[str, SettingHistory]
+OF_TENSORS = ("dtype", "requires_grad", "placement")
+"""What is recorded of a module's own tensors, behind the name of the tensor and a dot."""
 
 
 class Timelines:
     """What a rank was set to: by subject and site, the history of every name.
 
     is_whole: whether it was recorded as such, so that what is not in it was not there.
+    across_frameworks: whether the other run is of another framework, which has other defaults, and other words for what
+        is not set. So values are compared that both set; a number stands for a list of it alone, and of another list
+        the numbers are compared one by one, as `betas.0`.
     """
 
     def __init__(
-        self, rows: Sequence[Setup], *, is_whole: bool, mapping: Mapping | None = None, offset: int = 0
+        self,
+        rows: Sequence[Setup],
+        *,
+        is_whole: bool,
+        mapping: Mapping | None = None,
+        offset: int = 0,
+        across_frameworks: bool = False,
     ) -> None:
         self.is_whole = is_whole
+        self.across_frameworks = across_frameworks
         self._of: dict[str, dict[str, SettingHistories]] = defaultdict(dict)
+        classes: dict[tuple[str, str], str] = {}
         for row in rows:
+            type = classes.setdefault((row.subject, row.site), str(row.values.get("class", "")))
             site = row.site if mapping is None else _renamed(row.subject, row.site, mapping)
             settings = self._of[row.subject].setdefault(site, {})
             for name, value in row.values.items():
                 if mapping is not None:
-                    value = _renamed_value(row.subject, name, value, mapping)
-                settings.setdefault(name, []).append((row.step + offset, value))
+                    name, value = _renamed_setting(row.subject, type, name, value, mapping)
+                for part, single in _parts(name, value) if across_frameworks else ((name, value),):
+                    settings.setdefault(part, []).append((row.step + offset, single))
 
     def of(self, subject: str) -> dict[str, SettingHistories]:
         """Everything of that kind, by site."""
@@ -55,18 +70,42 @@ def _renamed(subject: str, site: str, mapping: Mapping) -> str:
     return mapping.site(site) if subject in ("module", "config", "autocast") else site
 
 
-def _renamed_value(subject: str, name: str, value: Any, mapping: Mapping) -> Any:
-    if subject == "module" and name == "class" and isinstance(value, str):
-        return mapping.type(value)
+def _renamed_setting(subject: str, type: str, name: str, value: Any, mapping: Mapping) -> tuple[str, Any]:
+    if subject not in ("module", "optimizer"):
+        return name, value
+    if name == "class" and isinstance(value, str):
+        return name, mapping.type(value)
     if subject == "optimizer" and name in ("parameters", "written_gradients") and isinstance(value, list):
-        return [mapping.site(one) if isinstance(one, str) else one for one in value]
-    return value
+        return name, [mapping.tensor(one) if isinstance(one, str) else one for one in value]
+    tensor, dot, setting = name.rpartition(".")
+    if dot and setting in OF_TENSORS:
+        return f"{mapping.tensors.get(tensor, tensor)}.{setting}", value
+    return mapping.attribute(name, value, type)
 
 
-def read_timelines(rank: RankRun, mapping: Mapping | None = None, offset: int = 0) -> Timelines:
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What frameworks have in common of a value: no None; a number for a list of it alone; the numbers of a list."""
+    numbers = value if isinstance(value, list) and all(isinstance(one, int | float) for one in value) else []
+    if numbers and all(one == numbers[0] for one in numbers):
+        yield name, numbers[0]
+    elif numbers:
+        yield from ((f"{name}.{place}", one) for place, one in enumerate(numbers))
+    elif value is not None:
+        yield name, value
+
+
+def read_timelines(
+    rank: RankRun, mapping: Mapping | None = None, offset: int = 0, *, across_frameworks: bool = False
+) -> Timelines:
     """Those of a rank, in the reference's names and steps."""
     rows = rank.setup
-    return Timelines(rows or list(_read_from_tables(rank)), is_whole=bool(rows), mapping=mapping, offset=offset)
+    return Timelines(
+        rows or list(_read_from_tables(rank)),
+        is_whole=bool(rows),
+        mapping=mapping,
+        offset=offset,
+        across_frameworks=across_frameworks,
+    )
 
 
 def at(history: SettingHistory | None, step: int) -> Any:
