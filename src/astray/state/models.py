@@ -38,6 +38,9 @@ class ModelReader(Protocol):
     def has_states(self, optimizer: Any) -> bool:
         """Whether an optimizer keeps anything for any parameter."""
 
+    def given_to(self, optimizer: Any) -> list[Any]:
+        """The parameters that an optimizer was given. Raises AttributeError for what is not one of this framework."""
+
 
 class TorchModels:
     """Those of torch."""
@@ -60,6 +63,9 @@ class TorchModels:
 
     def has_states(self, optimizer: Any) -> bool:
         return bool(optimizer.state)
+
+    def given_to(self, optimizer: Any) -> list[Any]:
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def reader_of(model: Any) -> ModelReader:

@@ -19,6 +19,7 @@ from astray.errors import UsageError
 from astray.process import absolute
 from astray.records import Statistics
 from astray.results.run import Run
+from astray.state.models import reader_of
 from astray.store import BackgroundWriter, BufferedStep, RankRun, RunWriter, open_run
 from astray.wording import did_you_mean
 
@@ -47,7 +48,7 @@ class Monitor:
     It begins at once and needs no further calls: a step ends with the step of the first optimizer, and the steps in
     between cost nothing. Two trainings compare as any runs do: `astray compare runs/a runs/b`. It prints nothing.
 
-    model: a module, or a dict of modules whose names are prefixes of their parameters' names.
+    model: a module of torch or a layer of Paddle, or a dict of them whose names are prefixes of parameters' names.
     optimizer: the one that trains it, to make sure that it does. The steps of every optimizer are recorded.
     every: steps from one recorded step to the next; the first step is recorded.
     path: the folder of the run.
@@ -161,13 +162,15 @@ def _check(every: int, what: tuple[str, ...]) -> None:
 
 
 def _check_optimizer(optimizer: Any, model: Any) -> None:
-    models = model.values() if isinstance(model, Mapping) else [model]
+    models = list(model.values()) if isinstance(model, Mapping) else [model]
     known = {id(parameter) for each in models for parameter in each.parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kind = type(optimizer).__name__
+    try:
+        trained = reader_of(models[0]).given_to(optimizer)
+    except AttributeError:
+        raise UsageError(f"A {kind} was given, which does not train this model. Give its optimizer.") from None
     if trained and not any(id(parameter) in known for parameter in trained):
-        raise UsageError(
-            f"This {type(optimizer).__name__} trains none of the parameters of the model. Give the one that does."
-        )
+        raise UsageError(f"This {kind} trains none of the parameters of the model. Give the one that does.")
 
 
 # -- the rows of parameters as lines over steps ------------------------------------------------------------------------

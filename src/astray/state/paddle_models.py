@@ -41,6 +41,9 @@ class PaddleModels:
         plain = inner(optimizer)
         return any(plain._accumulators.values()) or bool(plain._master_weights)
 
+    def given_to(self, optimizer: Any) -> list[Any]:
+        return [parameter for group in groups_of(inner(optimizer)) for parameter in group["params"]]
+
 
 def shared(name: str, value: Any) -> torch.Tensor:
     """A tensor of torch over the memory of one of Paddle. Raises StateError where that is impossible."""
@@ -61,9 +64,15 @@ def shared(name: str, value: Any) -> torch.Tensor:
 
 def inner(optimizer: Any) -> Any:
     """The optimizer itself, within what `paddle.distributed` wraps around it."""
-    while "_inner_opt" in vars(optimizer):
+    while "_inner_opt" in getattr(optimizer, "__dict__", ()):
         optimizer = optimizer._inner_opt
     return optimizer
+
+
+def groups_of(optimizer: Any) -> list[Mapping[str, Any]]:
+    """The groups of an optimizer's parameters; one of all of them where it was given no groups."""
+    groups = optimizer._param_groups
+    return groups if groups and isinstance(groups[0], dict) else [{"params": groups}]
 
 
 def states_of(optimizer: Any, parameter: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from astray.errors import StateError
 from astray.state.models import is_of_paddle
-from astray.state.paddle_models import MASTER, inner, shared, states_of
+from astray.state.paddle_models import MASTER, groups_of, inner, shared, states_of
 from astray.state.updates.optimizer_steps import Handle
 from astray.state.updates.paddle_rules import RULES
 from astray.state.updates.rules import NoRuleError, Rule, rule_of
@@ -51,7 +51,7 @@ class PaddleSteps:
         self._fused = False
 
     def parameters(self) -> Iterator[tuple[str, Any]]:
-        for number, group in enumerate(self._groups()):
+        for number, group in enumerate(groups_of(self._optimizer)):
             for place, parameter in enumerate(group["params"]):
                 yield f"group{number}.{place}", parameter
 
@@ -150,12 +150,8 @@ class PaddleSteps:
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
-    def _groups(self) -> list[Mapping[str, Any]]:
-        groups = self._optimizer._param_groups
-        return groups if groups and isinstance(groups[0], dict) else [{"params": groups}]
-
     def _group_of(self, parameter: Any) -> Mapping[str, Any]:
-        return next(group for group in self._groups() if any(each is parameter for each in group["params"]))
+        return next(group for group in groups_of(self._optimizer) if any(each is parameter for each in group["params"]))
 
     def _setting(self, group: Mapping[str, Any], name: str, attribute: str) -> Any:
         """A setting of a group; without groups, of the optimizer. Its attributes are those of the last group."""
@@ -210,17 +206,20 @@ def _number(value: Any) -> float:
 
 
 class _Shadow:
-    """A method of one object, called by way of another function until it is removed."""
+    """A method of one object, called by way of another function until it is removed.
+
+    The class is asked for the method at each call: a recording may have replaced it there since.
+    """
 
     def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
         self._owner, self._name = owner, name
         self._before = vars(owner).get(name)
         self._on = True
 
-        @functools.wraps(original)
+        @functools.wraps(getattr(owner, name))
         def shadow(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs) if self._on else original(*args, **kwargs)
+            own = self._before or getattr(type(owner), name).__get__(owner)
+            return around(own, *args, **kwargs) if self._on else own(*args, **kwargs)
 
         self._shadow = shadow
         setattr(owner, name, shadow)
