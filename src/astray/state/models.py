@@ -7,7 +7,7 @@ here, Paddle's in `paddle_models`, which is imported once a program has given a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +15,14 @@ import torch
 from astray.errors import StateError
 
 
+class Handle(Protocol):
+    """A hook that can be removed."""
+
+    def remove(self) -> None: ...
+
+
 class ModelReader(Protocol):
-    """The parameters of a framework's models, and what belongs to them."""
+    """The parameters and modules of a framework's models, and what belongs to them."""
 
     def parameters(self, model: Any) -> Iterator[tuple[str, Any]]:
         """The parameters by name, as the framework has them; one that is used under several names once."""
@@ -40,6 +46,26 @@ class ModelReader(Protocol):
 
     def given_to(self, optimizer: Any) -> list[Any]:
         """The parameters that an optimizer was given. Raises AttributeError for what is not one of this framework."""
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        """The modules of a model by name, itself too; one that is used under several names once."""
+
+    def before_forward(self, module: Any, hook: Callable[..., None]) -> Handle:
+        """Calls a hook before each forward of a module."""
+
+    def after_forward(self, module: Any, hook: Callable[[Any, Any, Any], None], *, failed: bool = False) -> Handle:
+        """Calls a hook with the module, its arguments and its result after each forward.
+
+        failed: also after one that has failed, where the framework can.
+        """
+
+    def recomputing(self) -> bool:
+        """Whether this forward runs inside of a backward pass."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def on_gradient(self, tensor: Any, arrived: Callable[[Any], None]) -> None:
+        """Calls a function with the gradient of a tensor, once that arrives; nothing where none will."""
 
 
 class TorchModels:
@@ -66,6 +92,25 @@ class TorchModels:
 
     def given_to(self, optimizer: Any) -> list[Any]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        return iter(model.named_modules())
+
+    def before_forward(self, module: Any, hook: Callable[..., None]) -> Handle:
+        return module.register_forward_pre_hook(hook)  # type: ignore[no-any-return]
+
+    def after_forward(self, module: Any, hook: Callable[[Any, Any, Any], None], *, failed: bool = False) -> Handle:
+        return module.register_forward_hook(hook, always_call=failed)  # type: ignore[no-any-return]
+
+    def recomputing(self) -> bool:
+        return torch._C._current_graph_task_id() >= 0
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def on_gradient(self, tensor: Any, arrived: Callable[[Any], None]) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(arrived)
 
 
 def reader_of(model: Any) -> ModelReader:

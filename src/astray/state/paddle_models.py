@@ -7,13 +7,14 @@ to drop them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from astray.errors import StateError
+from astray.state.models import Handle, is_of_paddle
 
 MASTER = "master_weight"
 """The name here of the float32 copy of a weight that `multi_precision` keeps beside the states."""
@@ -43,6 +44,27 @@ class PaddleModels:
 
     def given_to(self, optimizer: Any) -> list[Any]:
         return [parameter for group in groups_of(inner(optimizer)) for parameter in group["params"]]
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        return iter(model.named_sublayers(include_self=True))
+
+    def before_forward(self, module: Any, hook: Callable[..., None]) -> Handle:
+        return module.register_forward_pre_hook(hook)  # type: ignore[no-any-return]
+
+    def after_forward(self, module: Any, hook: Callable[[Any, Any, Any], None], *, failed: bool = False) -> Handle:  # noqa: ARG002
+        return module.register_forward_post_hook(hook)  # type: ignore[no-any-return]
+
+    def recomputing(self) -> bool:
+        from astray.capture.paddle.native.core import _paddle  # built on first use
+
+        return _paddle.in_backward()
+
+    def is_tensor(self, value: Any) -> bool:
+        return is_of_paddle(value, "Tensor")
+
+    def on_gradient(self, tensor: Any, arrived: Callable[[Any], None]) -> None:
+        if not tensor.stop_gradient:
+            tensor.register_hook(arrived)
 
 
 def shared(name: str, value: Any) -> torch.Tensor:

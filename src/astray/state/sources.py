@@ -7,11 +7,10 @@ gradients, so a state of them keeps those it was made of. Activations are filled
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from astray.errors import StateError
 from astray.state.mapping import UNNAMED, Lazy
@@ -247,17 +246,16 @@ class Activations(StateDict):
 
     _holds = "activations"
 
-    def __init__(
-        self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT
-    ) -> None:
+    def __init__(self, model: Any, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT) -> None:
         super().__init__(name=name or f"{type(model).__name__}_{self._holds}")
         self._clone = clone
         self._calls: dict[str, int] | None = None
-        modules = {module_name or root: module for module_name, module in model.named_modules()}
-        self._handles = [model.register_forward_pre_hook(self._begin)]
+        self._reader = reader = reader_of(model)
+        modules = {module_name or root: module for module_name, module in reader.modules(model)}
+        self._handles = [reader.before_forward(model, self._begin)]
         for module_name in matching(modules, pattern):
-            self._handles.append(modules[module_name].register_forward_hook(self._hook_of(module_name)))
-        self._handles.append(model.register_forward_hook(self._end, always_call=True))
+            self._handles.append(reader.after_forward(modules[module_name], self._hook_of(module_name)))
+        self._handles.append(reader.after_forward(model, self._end, failed=True))
 
     def remove(self) -> None:
         """Removes the hooks from the model. The recorded values stay."""
@@ -272,19 +270,19 @@ class Activations(StateDict):
         self.remove()
 
     def _begin(self, *_: Any) -> None:
-        if not recomputing():
+        if not self._reader.recomputing():
             self.clear()
             self._calls = {}
 
     def _end(self, *_: Any) -> None:
-        if not recomputing():
+        if not self._reader.recomputing():
             self._calls = None
 
     def _hook_of(self, module_name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if recomputing():  # activation checkpointing runs it again, with the same result
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if self._reader.recomputing():  # activation checkpointing runs it again, with the same result
                 return
-            for path, tensor in tensors_in(self._numbered(module_name), output):
+            for path, tensor in tensors_in(self._numbered(module_name), output, self._reader.is_tensor):
                 self._record(path, tensor)
 
         return hook
@@ -297,8 +295,12 @@ class Activations(StateDict):
         self._calls[module_name] = number + 1
         return f"{module_name}#{number}" if number else module_name
 
-    def _record(self, path: str, tensor: torch.Tensor) -> None:
-        self[path] = tensor.detach().clone() if self._clone else tensor.detach()
+    def _record(self, path: str, tensor: Any) -> None:
+        self._keep(path, tensor)
+
+    def _keep(self, path: str, tensor: Any) -> None:
+        kept = self._reader.tensor(path, tensor).detach()
+        self[path] = kept.clone() if self._clone else kept
 
 
 class ActivationGradients(Activations):
@@ -306,9 +308,7 @@ class ActivationGradients(Activations):
 
     _holds = "activation_grads"
 
-    def __init__(
-        self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT
-    ) -> None:
+    def __init__(self, model: Any, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT) -> None:
         self._order: dict[str, int] = {}
         super().__init__(model, pattern, clone, name, root)
 
@@ -319,23 +319,21 @@ class ActivationGradients(Activations):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._values, key=self._order.__getitem__))  # they arrive from the last to the first
 
-    def _record(self, path: str, tensor: torch.Tensor) -> None:
-        if not tensor.requires_grad:
-            return
+    def _record(self, path: str, tensor: Any) -> None:
         order = self._order
         order[path] = len(order)
 
-        def arrived(gradient: torch.Tensor) -> None:
+        def arrived(gradient: Any) -> None:
             if order is self._order and self._handles:  # not for an earlier forward, nor after `remove`
-                self[path] = gradient.detach().clone() if self._clone else gradient.detach()
+                self._keep(path, gradient)
 
-        tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+        self._reader.on_gradient(tensor, arrived)
 
 
 def from_activation(
-    model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
+    model: Any, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> Activations:
-    """A state of the outputs of a model's modules, filled by each forward pass until it is removed.
+    """A state of the outputs of the modules of a model of torch or Paddle, filled by each forward until it is removed.
 
     >>> with astray.state.from_activation(model) as acts:
     ...     model(batch)
@@ -350,7 +348,7 @@ def from_activation(
 
 
 def from_activation_grad(
-    model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
+    model: Any, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
 ) -> ActivationGradients:
     """A state of the gradients of what `from_activation` records, filled by each backward pass until it is removed.
 
@@ -361,9 +359,9 @@ def from_activation_grad(
     return ActivationGradients(model, pattern, clone, name)
 
 
-def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(path: str, value: Any, is_tensor: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """The tensors in nested containers, each with the path to it."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         yield path, value
         return
     members: Mapping[Any, Any] = {}
@@ -376,9 +374,4 @@ def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     elif dataclasses.is_dataclass(value):
         members = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     for key, member in members.items():
-        yield from tensors_in(f"{path}.{key}", member)
-
-
-def recomputing() -> bool:
-    """Whether this forward runs inside of a backward pass."""
-    return torch._C._current_graph_task_id() >= 0
+        yield from tensors_in(f"{path}.{key}", member, is_tensor)

@@ -12,14 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from astray.errors import UsageError
-from astray.state.models import is_of_paddle
+from astray.state.models import Handle, is_of_paddle
 from astray.state.updates.rules import Rule
-
-
-class Handle(Protocol):
-    """A hook that can be removed."""
-
-    def remove(self) -> None: ...
 
 
 class OptimizerSteps(Protocol):

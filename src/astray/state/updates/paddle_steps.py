@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from astray.errors import StateError
-from astray.state.models import is_of_paddle
+from astray.state.models import Handle, is_of_paddle
 from astray.state.paddle_models import MASTER, groups_of, inner, shared, states_of
-from astray.state.updates.optimizer_steps import Handle
 from astray.state.updates.paddle_rules import RULES
 from astray.state.updates.rules import NoRuleError, Rule, rule_of
 

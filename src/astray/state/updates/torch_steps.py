@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from astray.capture.pytorch.parameter_update import closure_of, is_nested_step
-from astray.state.updates.optimizer_steps import Handle
+from astray.state.models import Handle
 from astray.state.updates.rules import RULES, NoRuleError, Rule, rule_of
 
 
