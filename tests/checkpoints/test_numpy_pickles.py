@@ -141,7 +141,12 @@ def test_tensors_in_slices_are_put_together(tmp_path: Path, shape: tuple[int, ..
 @pytest.mark.parametrize(
     ("described", "why"),
     [
-        ({"w": {"OriginShape": (4,), "slices": ["w@@.0", "w@@.1"]}}, "'w@@.1' is missing"),
+        ({"w": {"OriginShape": (4,), "slices": ["w@@.0", "w@@.1"]}}, "in 2 slices, and not all of them are there"),
+        ({"w": {"OriginShape": (8,), "slices": ["w@@.0", "w@@.0"]}}, "one of them is used twice"),
+        ({"w": {"OriginShape": (4,), "slices": ["flat"]}}, "one of them is not flat"),
+        ({"w": {"OriginShape": (8,), "slices": ["w@@.0", "half"]}}, "their dtypes differ"),
+        ({"half": {"OriginShape": (4,), "slices": ["w@@.0"]}}, "another entry has its name"),
+        ({"w": {"OriginShape": (4,), "slices": []}}, "in 0 slices, and not all of them are there"),
         ({"w": {"OriginShape": (5,), "slices": ["w@@.0"]}}, "in 1 slices, and they have 4 elements"),
         ({"w": {"OriginShape": (-4,), "slices": ["w@@.0"]}}, "does not say how its tensors are sliced"),
         ({"w": {"slices": ["w@@.0"]}}, "does not say how its tensors are sliced"),
@@ -149,7 +154,8 @@ def test_tensors_in_slices_are_put_together(tmp_path: Path, shape: tuple[int, ..
     ],
 )
 def test_slices_that_make_no_sense(tmp_path: Path, described: Any, why: str) -> None:
-    path = saved(tmp_path / "a.pdparams", {"w@@.0": np.ones(4), paddle_files.SLICED: described})
+    content = {"w@@.0": np.ones(4), "flat": np.ones((2, 2), order="F"), "half": np.ones(4, np.float16)}
+    path = saved(tmp_path / "a.pdparams", content | {paddle_files.SLICED: described})
     assert why in refused(path)
 
 
@@ -180,12 +186,14 @@ def test_no_code_is_run(tmp_path: Path) -> None:
         "call": Call(write, str(mark)),
         "eval": Call(eval, f"open({str(mark)!r}, 'w')", {"data": np.ones(4)}),
         "exec": Call(exec, f"open({str(mark)!r}, 'w')"),
+        "short": Call(eval, f"open({str(mark)!r}, 'w')"),
     }
     with checkpoints.open(saved(tmp_path / "a.pdparams", content)) as found:
         assert found.names == ("w", "named", "static")
         assert found.read("static")[2] == (4,)
         assert "astray runs none that comes with a file" in str(found.others["eval"])
-        assert set(found.others) == {"call", "eval", "exec"}
+        assert set(found.others) == {"call", "eval", "exec", "short"}
+        assert not found.others["short"].tensors  # type: ignore[attr-defined]
     assert not mark.exists()
 
 

@@ -99,6 +99,19 @@ def test_both_in_one_file(tmp_path: Path, trained: Any, protocol: int) -> None:
         assert found.others["epoch"] == 3
 
 
+def test_float32_copies_of_rounded_weights(tmp_path: Path) -> None:
+    """No kernel on a CPU takes them, so the optimizer makes them and no step."""
+    model = Net()
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=[model.table], multi_precision=True)
+    optimizer._create_accumulators(paddle.static.default_main_program().global_block(), [model.table])
+    paddle.save(optimizer.state_dict(), str(tmp_path / "a.pdopt"))
+    check(tmp_path / "a.pdopt")
+    tensors = open_run(tmp_path / "a.pdopt").ranks[0].tensors
+    assert {tensors.row(row)["role"] for row in range(len(tensors))} == {"state"}
+    with checkpoints.open(tmp_path / "a.pdopt") as found:
+        assert found.spec(f"master_weights.{model.table.name}") == ("float32", (50, 30))
+
+
 def test_other_things_that_are_saved(tmp_path: Path, trained: Any) -> None:
     model, _ = trained
     for number, content in enumerate([

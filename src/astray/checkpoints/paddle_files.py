@@ -10,7 +10,8 @@ it is here, in Paddle's own files. An 8-bit float it saves and loads as int8: wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,11 @@ def _saved_tensor(made: PickledObject) -> PickledObject | None:
     These are a call of `tuple`, of its name and its array; and for a static program's a call of `eval`.
     """
     held: Any = None
-    if made.called in _NAMED:
-        ((name, held),) = made.args
-        held = held if isinstance(name, str) else None
-    elif made.called in _EVALUATED:
-        code, names = made.args
-        held = names.get("data") if code == "data" else None
+    match made.args:
+        case ((str(), array),) if made.called in _NAMED:
+            held = array
+        case ("data", {"data": array}) if made.called in _EVALUATED:
+            held = array
     return held if isinstance(held, PickledObject) and numpy_objects.is_array(held) else None
 
 
@@ -132,18 +132,32 @@ def _joined(path: Path, tensors: dict[str, Stored], sliced: Any) -> dict[str, St
         }
     except _MALFORMED:
         raise CheckpointError(f"{path} is damaged: it does not say how its tensors are sliced. {_AGAIN}") from None
-    parts = {part for _, slices in described.values() for part in slices}
+    parts = Counter(part for _, slices in described.values() for part in slices)
     joined = {name: stored for name, stored in tensors.items() if name not in parts}
     for name, (shape, slices) in described.items():
-        missing = [part for part in slices if part not in tensors]
-        sizes = [tensors[part].spec.size for part in slices if part in tensors]
-        dtypes = {tensors[part].spec.dtype for part in slices if part in tensors}
-        if missing or sum(sizes) != math.prod(shape) or len(dtypes) != 1 or name in joined:
-            problem = f"{missing[0]!r} is missing" if missing else f"they have {sum(sizes):,} elements"
+        problem = _problem_of(slices, shape, tensors)
+        if any(parts[part] > 1 for part in slices):
+            problem = "one of them is used twice"
+        elif name in joined:
+            problem = "another entry has its name"
+        if problem is not None:
             whole = f"{name!r} of shape {list(shape)} is in {len(slices)} slices"
             raise CheckpointError(f"{path} is damaged: {whole}, and {problem}. {_AGAIN}")
-        joined[name] = _join(TensorSpec(dtypes.pop(), shape), [tensors[part] for part in slices])
+        joined[name] = _join(TensorSpec(tensors[slices[0]].spec.dtype, shape), [tensors[part] for part in slices])
     return joined
+
+
+def _problem_of(slices: Sequence[str], shape: Index, tensors: Mapping[str, Stored]) -> str | None:
+    """Why slices do not make up a tensor of this shape; None where they do."""
+    if not slices or not tensors.keys() >= set(slices):
+        return "not all of them are there"
+    specs = [tensors[part].spec for part in slices]
+    if any(len(spec.shape) != 1 for spec in specs):
+        return "one of them is not flat"
+    if len({spec.dtype for spec in specs}) > 1:
+        return "their dtypes differ"
+    size = sum(spec.size for spec in specs)
+    return f"they have {size:,} elements" if size != math.prod(shape) else None
 
 
 def _shape(shape: Any) -> Index:
