@@ -27,7 +27,7 @@ class Judged:
     def __init__(self, reference: RunData, candidate: RunData) -> None:
         words: Vocabularies = defaultdict(StringTable)
         left, right = (read_rows(run.ranks[0], words, RowReader()) for run in (reference, candidate))
-        pairs = align(left, right, Words(words["kind"].words, words["site"].words))
+        pairs = align(left, right, Words(*(words[name].words for name in Words._fields)))
         self.evidence = Evidence(
             left,
             right,

@@ -116,7 +116,7 @@ def test_a_run_without_its_head(home, capsys):
         (
             b"site: {a: b}",
             "has a section 'site'; there are sites, patterns, types, functions, tensors, attributes, paths, layouts, "
-            "only in reference, only in candidate. Did you mean 'sites'?",
+            "not compared, only in reference, only in candidate. Did you mean 'sites'?",
         ),
         (
             b"sites: {",

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 CALL_COLUMNS = ("step", "micro", "kind", "site", "type", "call", "phase", "recompute")
 TENSOR_COLUMNS = ("role", "path", "dtype", "shape", "part")
-MADE_COLUMNS = ("again", "form", "layout", "moved")
+MADE_COLUMNS = ("again", "form", "layout", "moved", "apart")
 WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape", "part")
 """Those that are numbered by a `StringTable`."""
 
@@ -67,9 +67,10 @@ class Rows:
     """Some tensor rows of one rank, in order of observation.
 
     `tensor` and `call_row` say where each row lies in the tables of `run`; `columns` has the columns named above, and
-    four more. `again`: whether it is of a forward call that was recomputed; the backward of such a call is the ordinary
+    five more. `again`: whether it is of a forward call that was recomputed; the backward of such a call is the ordinary
     one. `form`: the shape as it is judged. `layout`: the place of the mapping's rule for how it is laid out, −1 for
-    none; `moved`: whether that rule puts its elements into another order.
+    none; `moved`: whether that rule puts its elements into another order. `apart`: whether the mapping says that it is
+    not compared.
     """
 
     run: RankRun | None
@@ -134,9 +135,10 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     for name in TENSOR_COLUMNS:
         columns[name] = _integers(tables[name], vocabularies[name])[rows]
     count = len(columns["shape"])
-    columns |= {"form": columns["shape"], "layout": np.full(count, -1, np.int32), "moved": np.zeros(count, np.int8)}
-    if reading.mapping.layouts:
-        columns |= {name: _integers(tables[name], vocabularies["shape"])[rows] for name in ("form", "layout", "moved")}
+    no = np.zeros(count, np.int8)
+    columns |= {"form": columns["shape"], "layout": np.full(count, -1, np.int32), "moved": no, "apart": no}
+    if reading.mapping.layouts or reading.mapping.not_compared:
+        columns |= {name: _integers(tables[name], vocabularies["shape"])[rows] for name in MADE_COLUMNS[1:]}
     if not reading.ones:
         columns["form"] = _without_ones(columns["form"], vocabularies["shape"])
     return Rows(run, np.arange(len(run.tensors))[rows], call_row, columns)

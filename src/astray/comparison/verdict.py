@@ -121,6 +121,7 @@ class Reason(IntFlag):
     MASKS = 1 << 20
     LAID_OUT = 1 << 31
     UNORDERED = 1 << 32
+    APART = 1 << 33
 
 
 SENTENCES = {
@@ -158,11 +159,12 @@ SENTENCES = {
     Reason.LAID_OUT: "compared after it was laid out as the mapping says",
     Reason.UNORDERED: "laid out by the mapping; statistics do not show the order of elements: record with "
     "keep='tensors'",
+    Reason.APART: "the mapping says that the two programs compute it in ways of their own",
     Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }
 
-UNDECIDED = Reason.NO_BATCH | Reason.NO_SUM
-"""Why what micro steps make up together is not judged."""
+UNDECIDED = Reason.NO_BATCH | Reason.NO_SUM | Reason.APART
+"""Why what was not measured is not judged: of what micro steps make up together, or of what the mapping names."""
 
 
 def explain(reason: int) -> str:

@@ -125,3 +125,53 @@ def test_nothing_is_a_detour_in_a_run_that_was_cut_short() -> None:
     assert cut.ranks[0].end is not None
     cut.ranks[0].end.complete = False
     assert not astray.compare(attention("a", way="long"), cut).detours.any()
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_what_was_added_to_zeros_counts_with_the_gradient_that_it_makes(tmp_path: Path, faulty: bool) -> None:
+    """One run drops its gradients, the other fills them with zeros: only there something is added to one."""
+    for name, to_none in (("dropped", True), ("zeroed", False)):
+        torch.manual_seed(0)
+        model, x = nn.Linear(4, 2), torch.randn(3, 4)
+        with astray.record(tmp_path / name, model) as rec:
+            for step in range(2):
+                model.zero_grad(set_to_none=to_none)
+                loss = model(x).square().sum()
+                (loss * 1.01 if faulty and step and not to_none else loss).backward()
+                rec.step()
+    diff = astray.compare(tmp_path / "dropped", tmp_path / "zeroed")
+    added = [row for row in np.flatnonzero(diff.lone) if diff.pairs["path"][row] == "added"]
+    assert len(added) == 2
+    assert diff.detours[added].all() == (not faulty)
+    assert diff.same == (not faulty)
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1.01, False)])
+def test_a_loss_that_is_computed_in_another_way_counts_by_its_gradient(
+    tmp_path: Path, factor: float, same: bool
+) -> None:
+    for name in ("one", "other"):
+        torch.manual_seed(0)
+        model, x, target = nn.Linear(4, 3), torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+        with astray.record(tmp_path / name, model, level=["module", "function"]) as rec:
+            made = model(x)
+            if name == "one":
+                loss = torch.nn.functional.cross_entropy(made, target)
+            else:
+                loss = -factor * made.log_softmax(-1).gather(-1, target[:, None]).mean()
+            loss.backward()
+            rec.step()
+    diff = astray.compare(tmp_path / "one", tmp_path / "other")
+    assert diff.same == same
+    assert diff.lone.any()
+    assert diff.missing.any() == (not same)
+
+
+def test_what_is_done_outside_with_a_result_that_sends_no_gradient_counts(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        torch.manual_seed(0)
+        model, x = nn.Linear(4, 3), torch.randn(5, 4)
+        with astray.record(tmp_path / name, model, level=["module", "function"]):
+            made = model(x)
+            made.sigmoid() if name == "one" else made.tanh()
+    assert not astray.compare(tmp_path / "one", tmp_path / "other").same

@@ -17,7 +17,7 @@ def pairs_of(reference, candidate, steps=None, **ways) -> Alignment:
     vocabularies = defaultdict(StringTable)
     reading = RowReader(StepSelection.parse(steps))
     sides = [read_rows(side.run.ranks[0], vocabularies, reading) for side in (reference, candidate)]
-    return align(*sides, Words(vocabularies["kind"].words, vocabularies["site"].words), **ways)
+    return align(*sides, Words(*(vocabularies[name].words for name in Words._fields)), **ways)
 
 
 def add(builder, *sites: str, **rest) -> None:

@@ -91,6 +91,7 @@ def test_a_draft_has_what_the_two_runs_need_and_no_more(drafted):
         },
         "paths": {"batch_norm_": {"3": "kwargs.weight"}},
         "layouts": {r"h\.\d+\.fc\.weight": "transpose", r"h\.\d+\.mix\.weight": "transpose"},
+        "not compared": ["running_var"],
         "only in reference": ["step"],
         "only in candidate": ["beta1_pow_acc"],
     }  # fmt: skip
@@ -101,6 +102,7 @@ def test_a_draft_says_why(drafted):
     assert "# The reference is of PyTorch, the candidate of Paddle." in text
     assert "paddle.nn.Linear keeps its weight as [in, out], torch.nn.Linear as [out, in]" in text
     assert "2 of them, h.0.fc.weight: [4, 8] here and [8, 4] in the reference" in text
+    assert "not compared:  # torch keeps the variance over n - 1 elements in training, Paddle the one over n" in text
     assert "2 of them, h.0.mix.weight: [4, 4], with the reference's statistics and other bits" in text
 
 

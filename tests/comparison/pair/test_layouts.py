@@ -272,3 +272,36 @@ def test_every_section_of_a_file_is_read(tmp_path):
     assert found.attribute("_momentum", 0.9) == ("momentum", 0.1)
     assert (found.only_in_reference, found.only_in_candidate) == (("c",), ("d",))
     assert not found.is_of_sites
+
+
+def test_what_is_not_compared_is_said_and_does_not_count(runs, tmp_path):
+    """Wherever it occurs: as a buffer, and as an argument of the function that takes it."""
+
+    def run(variance):
+        builder = runs.Builder()
+        layer = builder.call("bn", "BatchNorm2d")
+        builder.tensor(layer, "state", "running_var", variance, value=3)
+        function = builder.call("bn/batch_norm", "batch_norm", kind="function", parent=layer)
+        builder.tensor(function, "input", "2", variance, value=3)
+        builder.tensor(function, "output", "out", np.ones((2, 4)))
+        builder.tensor(layer, "output", "out", np.ones((2, 4)))
+        return builder.run
+
+    sides = run(np.arange(1.0, 5.0)), run(np.arange(1.0, 5.0) * 1.1)
+    assert compare(*sides).first is not None
+    found = compare(*sides, mapping=mapping(tmp_path, "not compared: [running_var]"))
+    assert found.same
+    assert found.counts["unknown"] == 2
+    assert any("in ways of their own" in (reason or "") for reason in found.pairs["reason"].values)
+
+
+def test_a_parameter_of_one_run_may_be_a_buffer_of_the_other(runs):
+    def run(role, value=1.0):
+        builder = runs.Builder()
+        layer = builder.call("bn", "BatchNorm2d")
+        builder.tensor(layer, role, "running_mean", value * np.arange(1.0, 5.0))
+        builder.tensor(layer, "output", "out", np.ones((2, 4)))
+        return builder.run
+
+    assert compare(run("state"), run("parameter")).counts["identical"] == 2
+    assert compare(run("state"), run("parameter", 1.1)).first.place.path == "running_mean"

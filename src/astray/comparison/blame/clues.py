@@ -106,17 +106,33 @@ def arguments(
         if sites[row] not in named
         and are_of_one_framework(str(types[0][call_reference[row]]), str(types[1][call_candidate[row]]))
     ]
+    changed = {
+        row: _comparable(
+            reference.calls["args"][int(call_reference[row])],
+            candidate.calls["args"][int(call_candidate[row])],
+            reference.calls["kind"][int(call_reference[row])],
+        )
+        for row in new
+    }
+    new = [row for row in new if changed[row][0] != changed[row][1]]
     nearest = sorted(new, key=lambda row: call_reference[row] not in calls)  # stable: its own calls come first
     for row in nearest[:_MOST]:
         place = TensorPlace.of(pairs, row)
-        args = reference.calls["args"][int(call_reference[row])], candidate.calls["args"][int(call_candidate[row])]
         changes = "; ".join(
             f"`{path or 'arguments'}` is {one} in the reference and {other} in the candidate"
-            for path, one, other in list(differences(*map(_parsed, args)))[:_MOST]
+            for path, one, other in list(differences(*changed[row]))[:_MOST]
         )
         yield f"The call of {place.module} in step {place.step} has other arguments: {changes}."
     if len(nearest) > _MOST:
         yield f"{len(nearest) - _MOST:,} more calls before it have other arguments."
+
+
+def _comparable(reference: str, candidate: str, kind: str) -> tuple[Any, Any]:
+    """The arguments of two calls. Of optimizers those that both have, for other releases and frameworks have others."""
+    one, other = _parsed(reference), _parsed(candidate)
+    if kind == "optimizer" and isinstance(one, dict) and isinstance(other, dict):
+        return {name: one[name] for name in one if name in other}, {name: other[name] for name in one if name in other}
+    return one, other
 
 
 def differences(reference: Any, candidate: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

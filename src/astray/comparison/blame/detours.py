@@ -64,7 +64,7 @@ def _names(pairs: Table, rows: Ints) -> list[str]:
     code, which = np.unique(one_key([site.codes[rows], path.codes[rows]]), return_index=True, return_inverse=True)[1:]
     names = []
     for row in rows[code].tolist():
-        module, name = str(site[row]), str(path[row])
+        module, name = str(site[row]), "grad" if path[row] == "added" else str(path[row])  # a share of the same
         names.append(name if module == ROOT else f"{module}.{name}")
     return [names[one] for one in which.reshape(-1).tolist()]
 
@@ -88,7 +88,38 @@ class _DetourSide(NamedTuple):
             forward = graph.parent[call[left]]
             settled = _walk(forward, state, np.append(graph.outer, -1)) == _AGREES
             found[left] = settled & self._followed_by_gradients(unmatched[left])
+        found |= self._is_share_of_gradient(unmatched) | self._is_outside(unmatched)
         return self._with_makers(unmatched, found)
+
+    def _is_share_of_gradient(self, rows: Ints) -> Bools:
+        """What a backward pass added to a gradient that agrees: zeros were there before, in one run only."""
+        graph = self.graph
+        role, path, site = (
+            graph.tensors.coded("role"), graph.tensors.coded("path"), graph.calls.coded("site"),
+        )  # fmt: skip
+        places = one_key([graph.calls.numbers("step"), graph.calls.numbers("micro"), site.codes])
+        place = np.append(places, -1)[graph.call_rows]
+        gradient = role.codes == role.code("gradient")
+        accumulated = self.compared[self.agrees]
+        accumulated = accumulated[(gradient & (path.codes == path.code("grad")))[accumulated]]
+        added = (gradient & (path.codes == path.code("added")))[rows]
+        return np.asarray(added & np.isin(place[rows], place[accumulated]))
+
+    def _is_outside(self, rows: Ints) -> Bools:
+        """Of forward calls outside of every module, such as those of a loss, where the gradients agree that they gave.
+
+        Those are the gradients that arrive at the outermost modules in the same micro step.
+        """
+        graph = self.graph
+        kind, site = graph.calls.coded("kind"), graph.calls.coded("site")
+        is_outside = np.array([*(str(name).startswith("/") for name in site.values), False])[site.codes]
+        is_outside &= ~graph.is_backward & (graph.outer < 0)
+        outermost = graph.is_backward & (kind.codes == kind.code("module"))
+        outermost &= np.append(graph.outer, -1)[graph.parent] < 0
+        place = np.append(one_key([graph.calls.numbers("step"), graph.calls.numbers("micro")]), -1)[graph.call_rows]
+        arriving = np.append(outermost, False)[graph.call_rows[self.compared]] & graph.takes[self.compared]
+        agreeing, wrong = (place[self.compared[arriving & side]] for side in (self.agrees, ~self.agrees))
+        return np.append(is_outside, False)[graph.call_rows[rows]] & np.isin(place[rows], np.setdiff1d(agreeing, wrong))
 
     def _states(self) -> Ints:
         """What is known of each call by its results; one more for no call."""

@@ -21,7 +21,7 @@ from astray.comparison.measure.pieces import Pieces
 from astray.comparison.pair.alignment import Alignment
 from astray.comparison.pair.layouts import Layout
 from astray.comparison.rows import Bools, Floats, Ints, Rows
-from astray.comparison.verdict import EvidenceSource
+from astray.comparison.verdict import EvidenceSource, Reason
 from astray.part import Part
 from astray.stats.dtypes import DTYPES
 from astray.stats.kernels import sample_positions
@@ -115,12 +115,11 @@ class Evidence:
 
     @cached_property
     def remarks(self) -> Ints:
-        """For each pair the reasons (flags) about how its rows were made of several; 0 for recorded rows."""
-        return (
-            self._of_joined("remark")
-            if self.selected_from is None
-            else self.selected_from.evidence.remarks[self.selected_from.at]
-        )
+        """For each pair the reasons (flags) about how its rows were made of several, and whether they are compared."""
+        if self.selected_from is not None:
+            return self.selected_from.evidence.remarks[self.selected_from.at]
+        apart = np.append(self.candidate.columns["apart"], 0)[self.pairs.candidate] > 0
+        return self._of_joined("remark") | np.where(apart & self.pairs.matched, np.int64(Reason.APART), np.int64(0))
 
     @cached_property
     def merged(self) -> Bools:

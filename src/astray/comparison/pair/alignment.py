@@ -3,8 +3,8 @@
 Why were these two tensors paired? Because they have the same key: step, micro, site, call, phase, role and path, in the
 same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary one,
 and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution, not
-the shape. When a run holds the same key several times, the first is paired with the first, the second with the second.
-Three things make an exception:
+the shape. Parameters and buffers of a module count as one role. When a run holds the same key several times, the first
+is paired with the first, the second with the second. Three things make an exception:
 
 - Functions of which one run has more calls. `call` counts the calls of one site within a micro step, so the numbers of
   all that follow are off by one. Where a module does not call the same in the same order, `partners` pairs its calls in
@@ -106,6 +106,11 @@ def _has_same_keys(reference: Rows, candidate: Rows) -> bool:
 def _keys(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tuple[Ints, Ints]:
     """One number for each row, which only its partner has too."""
     columns = {name: np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY}
+    if {"parameter", "state"} <= {*words.role}:
+        # A module has one tensor of a name: running statistics are parameters in one framework and buffers in another.
+        kind = np.concatenate([reference.columns["kind"], candidate.columns["kind"]])
+        own = (columns["role"] == words.role.index("state")) & np.isin(kind, _codes(words.kind, ("module",)))
+        columns["role"] = np.where(own, words.role.index("parameter"), columns["role"])
     keys = one_key([columns[name] for name in (ANONYMOUS if in_order else KEY)])
     keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
     if in_order or not np.array_equal(keys_reference, keys_candidate):
@@ -155,6 +160,7 @@ class Words(NamedTuple):
 
     kind: list[str]
     site: list[str]
+    role: list[str]
 
 
 class CallSequence(NamedTuple):

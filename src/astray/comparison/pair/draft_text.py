@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astray.comparison.pair.framework_names import PADDLE, TORCH
+from astray.comparison.pair.framework_names import PADDLE, TORCH, UNLIKE
 from astray.wording import printable
 
 if TYPE_CHECKING:
@@ -72,12 +72,14 @@ def _layouts(draft: Draft) -> Iterator[str]:
 
 
 def _lists(draft: Draft) -> Iterator[str]:
-    for section, names in (
-        ("only in reference", draft.mapping.only_in_reference),
-        ("only in candidate", draft.mapping.only_in_candidate),
+    mapping, alone = draft.mapping, "the other side keeps nothing of the kind"
+    for section, names, why in (
+        ("not compared", mapping.not_compared, "; ".join({UNLIKE[name]: 0 for name in mapping.not_compared})),
+        ("only in reference", mapping.only_in_reference, alone),
+        ("only in candidate", mapping.only_in_candidate, alone),
     ):
         if names:
-            yield from ("", f"{section}:  # the other side keeps nothing of the kind", f"  {_value(names)}")
+            yield from ("", f"{section}:  # {why}", f"  {_value(names)}")
 
 
 def _value(value: Any) -> str:

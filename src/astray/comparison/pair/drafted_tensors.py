@@ -17,14 +17,10 @@ from astray.comparison.pair.framework_names import Equivalents
 from astray.comparison.pair.layouts import TRANSPOSE, Layout, fitting_layout
 from astray.comparison.pair.mapping import LayoutRule
 from astray.comparison.pair.own_tensors import Measured, OwnTensor
+from astray.comparison.pair.renaming import last_part
 
 TensorPairs = list[tuple[OwnTensor, OwnTensor]]
 """Of the reference and of the candidate."""
-
-
-def last_part(name: str) -> str:
-    """The name of a tensor in its module."""
-    return name.rpartition(".")[2]
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

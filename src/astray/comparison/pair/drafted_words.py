@@ -26,24 +26,31 @@ _NOT_SETTINGS = ("class", "parameters", "written_gradients", "training", "device
 
 
 def drafted_types(
-    pairs: Iterable[tuple[str, str]], reference: RankRun, candidate: RankRun, known: Equivalents
+    pairs: Iterable[tuple[str, str]], reference: RankRun, candidate: RankRun, mapping: Mapping, known: Equivalents
 ) -> dict[str, str]:
-    """What the candidate's classes are called in the reference, by the pairs of modules, and for optimizers."""
+    """What the candidate's classes are called in the reference: those of paired modules, of lists, of optimizers."""
     votes: dict[str, set[str]] = defaultdict(set)
     for of_reference, of_candidate in pairs:
         votes[of_candidate].add(of_reference)
+    classes = _classes(reference, "module")
+    for site, name in _classes(candidate, "module").items():  # also of modules that are never called
+        other = classes.get(mapping.site(site))
+        if other in known.types(name):
+            votes[name].add(str(other))
     found = {name: next(iter(targets)) for name, targets in votes.items() if len(targets) == 1 and name not in targets}
-    optimizers = _optimizers(reference)
-    for name in sorted(_optimizers(candidate) - optimizers):
+    optimizers = {*_classes(reference, "optimizer").values()}
+    for name in sorted({*_classes(candidate, "optimizer").values()} - optimizers):
         word = next((word for word in known.types(name) if word in optimizers), None)
         if word is not None:
             found[name] = word
     return found
 
 
-def _optimizers(rank: RankRun) -> set[str]:
-    """The classes of a run's optimizers."""
-    return {str(row.values["class"]) for row in rank.setup if row.subject == "optimizer" and "class" in row.values}
+def _classes(rank: RankRun, subject: str) -> dict[str, str]:
+    """The classes of a run's modules or optimizers, by site."""
+    return {
+        row.site: str(row.values["class"]) for row in rank.setup if row.subject == subject and "class" in row.values
+    }
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

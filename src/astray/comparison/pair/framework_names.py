@@ -67,19 +67,24 @@ and torch's that of the new ones."""
 FUNCTIONS: Words = (
     ("mul", "multiply"), ("mul", "scale"), ("div", "scale"), ("sub", "subtract"), ("div", "divide"),
     ("truediv", "divide"), ("pow", "elementwise_pow"), ("cat", "concat"), ("permute", "transpose"),
-    ("batch_norm", "batch_norm_"), ("conv2d", "depthwise_conv2d"), ("cross_entropy", "cross_entropy_with_softmax"),
-    ("cross_entropy", "softmax_with_cross_entropy"), ("scaled_dot_product_attention", "flash_attn"),
-    ("scaled_dot_product_attention", "flash_attention"), ("scaled_dot_product_attention", "memory_efficient_attention"),
+    ("batch_norm", "batch_norm_"), ("conv2d", "depthwise_conv2d"),
     ("getitem", "slice"), ("to", "cast"), ("silu", "swish"), ("repeat", "tile"), ("clamp", "clip"),
     ("index_select", "gather"), ("max_pool2d", "pool2d"), ("avg_pool2d", "pool2d"), ("adaptive_avg_pool2d", "pool2d"),
     ("eq", "equal"), ("ne", "not_equal"), ("lt", "less_than"), ("gt", "greater_than"),
 )  # fmt: skip
-"""Functions, by the last part of their sites."""
+"""Functions, by the last part of their sites: those that take the same tensors, laid out alike. Attention is none of
+them, for Paddle's has heads and positions the other way round; nor is the loss that also returns a softmax."""
 
 TRANSPOSED: dict[tuple[str, str], str] = {
     ("Linear", "weight"): "paddle.nn.Linear keeps its weight as [in, out], torch.nn.Linear as [out, in]",
 }
 """Parameters that the frameworks store transposed, by the class of their module and the last part of their names."""
+
+
+_VARIANCES = "torch keeps the variance over n - 1 elements in training, Paddle the one over n"
+
+UNLIKE = {"running_var": _VARIANCES, "_variance": _VARIANCES}
+"""Tensors that each framework computes in its own way, by either name, and what that is."""
 
 
 class Equivalents(NamedTuple):

@@ -24,10 +24,14 @@ from astray.wording import did_you_mean
 NAMES = ("sites", "patterns", "types", "functions", "tensors")
 """Sections that map names to names."""
 
-ONLY_IN = {"only in reference": "only_in_reference", "only in candidate": "only_in_candidate"}
+LISTS = {
+    "not compared": "not_compared",
+    "only in reference": "only_in_reference",
+    "only in candidate": "only_in_candidate",
+}
 """Sections that list names, and what a `Mapping` calls them."""
 
-SECTIONS = (*NAMES, "attributes", "paths", "layouts", *ONLY_IN)
+SECTIONS = (*NAMES, "attributes", "paths", "layouts", *LISTS)
 DRAFT = "Draft one with: astray map REFERENCE CANDIDATE"
 
 
@@ -61,6 +65,7 @@ class Mapping:
         values that stand for each other.
     paths: places of tensors among the arguments and results of a function, by the candidate's name of the function.
     layouts: what to do to tensors of the candidate so that they are laid out as the reference's.
+    not_compared: tensors that the two programs compute in ways of their own, by the last part of the reference's names.
     only_in_reference, only_in_candidate: tensors and functions that the other side has nothing for, by the last part of
         their names.
     """
@@ -73,6 +78,7 @@ class Mapping:
     attributes: Dictionary[str, AttributeRule] = field(default_factory=dict)
     paths: Dictionary[str, Dictionary[str, str]] = field(default_factory=dict)
     layouts: Sequence[LayoutRule] = ()
+    not_compared: Sequence[str] = ()
     only_in_reference: Sequence[str] = ()
     only_in_candidate: Sequence[str] = ()
 
@@ -80,7 +86,7 @@ class Mapping:
     def is_of_sites(self) -> bool:
         """Whether it has rules for sites alone, so that one that fits no site is of no use."""
         others = (self.types, self.tensors, self.attributes, self.paths, self.layouts)
-        return not any(others) and not self.only_in_reference and not self.only_in_candidate
+        return not any((*others, self.not_compared, self.only_in_reference, self.only_in_candidate))
 
     def site(self, name: str) -> str:
         """The reference's name of a site."""
@@ -206,7 +212,7 @@ def read_mapping(file: str | Path) -> Mapping:
     found["paths"] = {str(name): _names(path, f"paths of {name}", given or {}) for name, given in paths.items()}
     found["attributes"] = _attributes(path, content.get("attributes") or {})
     found["layouts"] = _layouts(path, content.get("layouts") or {})
-    found |= {field: _listed(path, section, content.get(section) or []) for section, field in ONLY_IN.items()}
+    found |= {field: _listed(path, section, content.get(section) or []) for section, field in LISTS.items()}
     return Mapping(patterns=patterns, **found)
 
 

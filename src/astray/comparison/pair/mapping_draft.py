@@ -26,15 +26,15 @@ from astray.comparison.pair.drafted_tensors import (
     ReadMeasured,
     TensorPairs,
     drafted_layouts,
-    last_part,
     pair_own,
     renamed_last_parts,
     renamed_states,
 )
 from astray.comparison.pair.drafted_words import drafted_attributes, drafted_functions, drafted_paths, drafted_types
-from astray.comparison.pair.framework_names import PADDLE, TORCH, Equivalents, equivalents
+from astray.comparison.pair.framework_names import PADDLE, TORCH, UNLIKE, Equivalents, equivalents
 from astray.comparison.pair.mapping import Mapping
 from astray.comparison.pair.own_tensors import Measured, OwnTensor, own_tensors
+from astray.comparison.pair.renaming import last_part
 from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.errors import CompareError
 from astray.records import ROOT
@@ -160,7 +160,7 @@ def _with_words(
     """With what two frameworks call classes, settings, functions and states, and what each has alone."""
     sides = reference.ranks[min(reference.ranks)], candidate.ranks[min(candidate.ranks)]
     types = drafted_types(
-        ((of_reference.type, of_candidate.type) for of_reference, of_candidate in pairs), *sides, known
+        ((of_reference.type, of_candidate.type) for of_reference, of_candidate in pairs), *sides, mapping, known
     )
     states = renamed_states(_states(sides[0]), _states(sides[1]), known)
     mapping = replace(
@@ -176,6 +176,7 @@ def _with_words(
     return replace(
         mapping,
         paths=drafted_paths(*sides, mapping),
+        not_compared=tuple(name for name in UNLIKE if name in kept[0] & renamed),
         only_in_reference=tuple(name for name in known.only_in("reference") if name in kept[0] - renamed),
         only_in_candidate=tuple(name for name in known.only_in("candidate") if name in renamed - kept[0]),
     )
@@ -231,7 +232,10 @@ def _tensors_of(rank: RankRun) -> dict[int, list[int]]:
 
 def _module(rank: RankRun, site: str, type: str, tensors: list[int]) -> Module:
     roles, shapes = rank.tensors["role"], rank.tensors["shape"]
-    parameters = [tuple(sorted(shapes[row])) for row in tensors if roles[row] == "parameter"]
+    own = [row for row in tensors if roles[row] == "parameter"]
+    trained = rank.tensors.numbers("requires_grad")
+    own = [row for row in own if trained[row]] or own  # Paddle's running statistics are parameters too
+    parameters = [tuple(sorted(shapes[row])) for row in own]
     outputs = [row for row in tensors if roles[row] == "output"]
     norm = float(rank.tensors.numbers("l2")[outputs[0]]) if outputs else np.nan
     size = float(np.log(norm)) if norm > 0 else np.nan

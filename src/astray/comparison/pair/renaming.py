@@ -37,7 +37,7 @@ class RenamedColumns(NamedTuple):
     """Columns in the reference's words: of the calls, then of the tensors.
 
     form: the shape as it is judged. layout: the place of the rule in the mapping, −1 for none. moved: whether that rule
-    puts the elements into another order.
+    puts the elements into another order. apart: whether the mapping says that it is not compared.
     """
 
     site: DictionaryColumn[str]
@@ -46,6 +46,7 @@ class RenamedColumns(NamedTuple):
     form: DictionaryColumn[Any]
     layout: Ints
     moved: Bools
+    apart: Bools
 
 
 def renamed_columns(run: RankRun, mapping: Mapping) -> RenamedColumns:
@@ -56,6 +57,11 @@ def renamed_columns(run: RankRun, mapping: Mapping) -> RenamedColumns:
 def full_name(site: str, path: str) -> str:
     """The name of a module's own tensor."""
     return path if site == ROOT else f"{site}.{path}"
+
+
+def last_part(name: str) -> str:
+    """The name of a tensor in its module."""
+    return name.rpartition(".")[2]
 
 
 def sites_of_tensors(run: RankRun) -> Bools:
@@ -79,7 +85,15 @@ class _Renaming:
         if self.mapping.layouts:
             layout = self._with_arguments(layout)
         form, layout, moved = self._forms(layout)
-        return RenamedColumns(self._sites(), self._types(), path, form, layout, moved)
+        return RenamedColumns(self._sites(), self._types(), path, form, layout, moved, self._apart(path))
+
+    def _apart(self, path: DictionaryColumn[str]) -> Bools:
+        """The own tensors that are not compared, wherever they occur."""
+        if not self.mapping.not_compared:
+            return np.zeros(len(path.codes), np.bool_)
+        named = [last_part(name) in self.mapping.not_compared for name in path.values]
+        own = np.array([*named, False])[path.codes] & self._is("module") & self._has(*OWN)
+        return np.asarray(self._with_arguments(np.where(own, 0, -1)) >= 0)
 
     def _sites(self) -> DictionaryColumn[str]:
         """Sites of modules and functions, and those that are names of tensors, which may differ in their last part."""

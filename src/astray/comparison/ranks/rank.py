@@ -166,7 +166,7 @@ def _judge(
     vocabularies: Vocabularies = defaultdict(StringTable)
     reference = read_rows(run_reference, vocabularies, matching.of_reference())
     candidate = read_rows(run_candidate, vocabularies, matching.of_candidate())
-    words = Words(vocabularies["kind"].words, vocabularies["site"].words)
+    words = Words(*(vocabularies[name].words for name in Words._fields))
     pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
     evidence = Evidence(
         reference,

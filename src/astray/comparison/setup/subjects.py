@@ -169,6 +169,7 @@ def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]
         groups_candidate,
         {label_candidate: label_reference for label_reference, label_candidate in pairs},
         steps,
+        (_frozen(reference, steps), _frozen(candidate, steps)),
     )
 
 
@@ -245,9 +246,13 @@ def _memberships(
     candidate: dict[str, list[SettingHistories]],
     renamed: dict[str, str],
     steps: Sequence[int],
+    are_frozen: tuple[set[str], set[str]],
 ) -> Iterator[Finding]:
-    """The parameters that only one run optimizes."""
-    places_reference, places_candidate = _places(reference, steps), _places(candidate, steps)
+    """The parameters that only one run optimizes. One that takes no gradient is optimized by nothing."""
+    places_reference, places_candidate = (
+        {name: place for name, place in _places(side, steps).items() if name not in frozen}
+        for side, frozen in zip((reference, candidate), are_frozen, strict=True)
+    )
     if not places_reference or not places_candidate:
         return
     for name, place in places_reference.items():
@@ -257,6 +262,17 @@ def _memberships(
         if name not in places_reference:
             label, _, rest = place.partition(", ")
             yield Finding("optimizer", name, "", "parameters", ABSENT, f"{renamed.get(label, label)}, {rest}")
+
+
+def _frozen(timelines: Timelines, steps: Sequence[int]) -> set[str]:
+    """The parameters that take no gradient."""
+    return {
+        place
+        for site, settings in timelines.of("module").items()
+        for name, history in settings.items()
+        for _, place, setting in (_of_tensor(site, name),)
+        if setting == "requires_grad" and at(history, steps[-1]) is False
+    }
 
 
 def _places(optimizers: dict[str, list[SettingHistories]], steps: Sequence[int]) -> dict[str, str]:
