@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,29 @@ def test_a_monitor_and_a_check_of_updates_do_not_disturb_each_other(tmp_path: Pa
     train(model, optimizer, 1)
     assert [row.verdict for row in check.updates] == ["right"] * 12
     assert monitor.series().steps == [0, 1]
+
+
+def test_no_torch_is_needed(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import warnings
+warnings.filterwarnings("ignore")
+import paddle, astray
+model = paddle.nn.Linear(3, 2)
+optimizer = paddle.optimizer.SGD(0.1, model.parameters())
+with astray.state.Monitor(model, optimizer, every=1, path={str(tmp_path / "run")!r}) as monitor:
+    model(paddle.ones([1, 3])).sum().backward()
+    optimizer.step()
+assert monitor.series().values["bias"][0] > 0.1
+try:
+    astray.state.from_weight
+except astray.errors.StateError as error:
+    assert "computes with torch, which is not installed" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:

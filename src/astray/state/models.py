@@ -1,18 +1,19 @@
-"""What a state needs of a framework's models and optimizers; chooses it for a model.
+"""What a state needs of a framework's models and optimizers: a `ModelReader`; chooses it for a model.
 
-A state holds tensors of torch, whatever the framework: those of another share their memory. torch's own models are read
-here, Paddle's in `paddle_models`, which is imported once a program has given a model of Paddle.
+A state holds tensors of torch, whatever the framework: those of another share their memory. Neither framework is
+imported here, since a model of one cannot exist where it is not loaded.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from astray.errors import StateError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Handle(Protocol):
@@ -29,7 +30,7 @@ class ModelReader(Protocol):
 
     def is_trained(self, parameter: Any) -> bool: ...
 
-    def tensor(self, name: str, value: Any) -> torch.Tensor:
+    def tensor(self, name: str, value: Any) -> Tensor:
         """A parameter, gradient or state as a tensor of torch that shares its memory.
 
         Raises StateError where it has no numbers to share.
@@ -68,54 +69,11 @@ class ModelReader(Protocol):
         """Calls a function with the gradient of a tensor, once that arrives; nothing where none will."""
 
 
-class TorchModels:
-    """Those of torch."""
-
-    def parameters(self, model: Any) -> Iterator[tuple[str, Any]]:
-        return iter(model.named_parameters())
-
-    def is_trained(self, parameter: Any) -> bool:
-        return bool(parameter.requires_grad)
-
-    def tensor(self, name: str, value: Any) -> torch.Tensor:  # noqa: ARG002
-        """The tensor itself."""
-        return value  # type: ignore[no-any-return]
-
-    def gradient(self, parameter: Any) -> Any:
-        return parameter.grad
-
-    def states(self, optimizer: Any, parameter: Any) -> Mapping[str, Any] | None:
-        return optimizer.state.get(parameter)  # type: ignore[no-any-return]
-
-    def has_states(self, optimizer: Any) -> bool:
-        return bool(optimizer.state)
-
-    def given_to(self, optimizer: Any) -> list[Any]:
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
-        return iter(model.named_modules())
-
-    def before_forward(self, module: Any, hook: Callable[..., None]) -> Handle:
-        return module.register_forward_pre_hook(hook)  # type: ignore[no-any-return]
-
-    def after_forward(self, module: Any, hook: Callable[[Any, Any, Any], None], *, failed: bool = False) -> Handle:
-        return module.register_forward_hook(hook, always_call=failed)  # type: ignore[no-any-return]
-
-    def recomputing(self) -> bool:
-        return torch._C._current_graph_task_id() >= 0
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
-
-    def on_gradient(self, tensor: Any, arrived: Callable[[Any], None]) -> None:
-        if tensor.requires_grad:
-            tensor.register_hook(arrived)
-
-
 def reader_of(model: Any) -> ModelReader:
     """What reads a model. Raises StateError for anything that is not one."""
-    if isinstance(model, torch.nn.Module):
+    if _is_of("torch", model, "nn.Module"):
+        from astray.state.torch_models import TorchModels
+
         return TorchModels()
     if is_of_paddle(model, "nn.Layer"):
         from astray.state.paddle_models import PaddleModels
@@ -128,8 +86,12 @@ def reader_of(model: Any) -> ModelReader:
 
 
 def is_of_paddle(value: Any, what: str) -> bool:
-    """Whether it is a Tensor, a nn.Layer or an optimizer.Optimizer of Paddle. Paddle is not imported for that."""
-    kind: Any = sys.modules.get("paddle")
+    """Whether it is a Tensor, a nn.Layer or an optimizer.Optimizer of Paddle."""
+    return _is_of("paddle", value, what)
+
+
+def _is_of(framework: str, value: Any, what: str) -> bool:
+    kind: Any = sys.modules.get(framework)
     for part in what.split("."):
         kind = getattr(kind, part, None)
     return isinstance(kind, type) and isinstance(value, kind)

@@ -8,13 +8,13 @@ to drop them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import torch
-from torch.utils.dlpack import from_dlpack
+from typing import TYPE_CHECKING, Any
 
 from astray.errors import StateError
 from astray.state.models import Handle, is_of_paddle
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MASTER = "master_weight"
 """The name here of the float32 copy of a weight that `multi_precision` keeps beside the states."""
@@ -29,7 +29,7 @@ class PaddleModels:
     def is_trained(self, parameter: Any) -> bool:
         return not parameter.stop_gradient
 
-    def tensor(self, name: str, value: Any) -> torch.Tensor:
+    def tensor(self, name: str, value: Any) -> Tensor:
         return shared(name, value)
 
     def gradient(self, parameter: Any) -> Any:
@@ -67,8 +67,10 @@ class PaddleModels:
             tensor.register_hook(arrived)
 
 
-def shared(name: str, value: Any) -> torch.Tensor:
+def shared(name: str, value: Any) -> Tensor:
     """A tensor of torch over the memory of one of Paddle. Raises StateError where that is impossible."""
+    from torch.utils.dlpack import from_dlpack  # a Monitor needs no torch
+
     reason = None
     if not value._is_initialized():
         reason = "it has no memory (freed, or never filled)"
