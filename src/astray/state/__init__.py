@@ -103,8 +103,8 @@ def __getattr__(name: str) -> object:
         if error.name != "torch":
             raise
         raise StateError(
-            f"astray.state.{name} computes with torch, which is not installed. Install it, beside Paddle too: tensors of "
-            "Paddle are computed with where they are, without a copy."
+            f"astray.state.{name} computes with torch, which is not installed. Install it, beside Paddle too: Paddle's "
+            "tensors are computed with where they are, without a copy."
         ) from None
     globals()[name] = found
     return found
