@@ -24,6 +24,7 @@ from astray.capture.paddle.calls.catalogue import Catalogue
 from astray.capture.paddle.calls.collectives import CollectiveCapture
 from astray.capture.paddle.calls.functions import FunctionCapture, WatchedWriters
 from astray.capture.paddle.calls.layers import LayerCapture
+from astray.capture.paddle.calls.static_programs import StaticPrograms
 from astray.capture.paddle.calls.wrappers import raw_names
 from astray.capture.paddle.discovery import ModelDiscovery, StepDetector
 from astray.capture.paddle.native.core import Site, _paddle
@@ -90,6 +91,7 @@ class PaddleAdapter:
         self._layers = LayerCapture(engine, self._gradients)
         self._saved = SavedValues(engine, self._gradients)
         self._functions = FunctionCapture(engine, self._gradients)
+        self._static_programs = StaticPrograms(engine, self._functions)
         self._collectives = CollectiveCapture(engine)
         self._writers = WatchedWriters(engine)
         self._optimizers = OptimizerCapture(
@@ -155,7 +157,8 @@ class PaddleAdapter:
         if self._step_detector is not None:
             parts.append(self._step_detector.remove)
         if self._layers is not None:
-            parts += [self._optimizers.remove, self._writers.remove, self._collectives.remove, self._functions.remove]
+            parts += [self._optimizers.remove, self._writers.remove, self._collectives.remove]
+            parts += [self._static_programs.remove, self._functions.remove]
             parts += [self._gradients.finish, self._gradients.remove, self._layers.detach]
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):

@@ -7,9 +7,10 @@ back. What a function calls inside is not seen.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
@@ -52,6 +53,16 @@ class FunctionCapture:
             self.remove()
         elif not self._replaced and self._wanted is not None:
             self._replace(self._wanted)
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """The functions are as they were, inside the block."""
+        was_on = bool(self._replaced)
+        self.remove()
+        try:
+            yield
+        finally:
+            self.switch(was_on)
 
     def remove(self) -> None:
         """Puts the functions back. One that was replaced again since keeps that, and ours only passes on."""
@@ -163,6 +174,8 @@ class FunctionCapture:
             engine.begin(call, skeleton)
             unread = function.not_read(args)
             for path, tensor in inputs:
+                if not tensor._is_initialized():  # stands for an argument that this call does not have
+                    continue
                 is_unread = any(tensor is one for one in unread)
                 (engine.tensors.observe_unread if is_unread else engine.tensors.observe)(
                     call.seq, "input", path, tensor

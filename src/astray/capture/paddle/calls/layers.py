@@ -1,7 +1,7 @@
 """Puts hooks on the layers of a model and turns their calls into records.
 
-Feeds the engine; the backward is seen by native hooks on the autograd graph. Layers that `paddle.jit.to_static` runs
-as one program take no hooks: they are left alone, and the run says so.
+Feeds the engine; the backward is seen by native hooks on the autograd graph. Of a layer that `paddle.jit.to_static`
+runs as one program the call is recorded, and nothing in it: see `static_programs`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from astray.capture.copies import HookFreeCopies, TransparentHook
 from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap
 from astray.capture.nonfinite_values import ObservedTensor
@@ -20,7 +21,6 @@ from astray.capture.observer import NO_ROW
 from astray.capture.paddle.calls.flattening import Tensors, flattener
 from astray.capture.paddle.calls.wrappers import (
     Chain,
-    can_be_called,
     chains,
     children,
     has_same_children,
@@ -34,6 +34,12 @@ from astray.capture.sites import ModuleTree, Sites
 from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import ROOT, Role
+
+_HOOKS = {
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs_flag",),
+    "_forward_post_hooks": ("_forward_post_hooks_with_kwargs_flag", "_forward_post_hooks_always_called"),
+}
+"""Where a layer keeps its hooks by their numbers, and the tables in which Paddle keeps their options."""
 
 
 class _WatchedLayer:
@@ -59,6 +65,8 @@ class LayerCapture:
         self._states: dict[str, list[Any]] = {}
         self._any_called = False
         self._listening = True
+        self._static: IdentityMap[nn.Layer, str] = IdentityMap()  # layers inside a static program, with its site
+        self._copies = HookFreeCopies(nn.Layer, _HOOKS)
         self.parameters = ParameterCapture(engine)
         self.setup = SetupCapture(engine, self._sites.chains, self._sites.of)
 
@@ -93,11 +101,23 @@ class LayerCapture:
     def _watch(self, added: list[Chain]) -> None:
         for chain in added:
             try:
+                if is_static(chain.inner):
+                    self._leave_alone_inside(chain.inner)
                 if chain.inner not in self._watched:
                     self._watched[chain.inner] = _WatchedLayer(chain.inner)
                 self._add_hooks(chain.inner)
             except Exception as error:  # noqa: BLE001, PERF203 - the others can be watched all the same
                 self._leave_out(chain, error)
+
+    def _leave_alone_inside(self, layer: nn.Layer) -> None:
+        """Takes the hooks off all layers in one that runs as a static program."""
+        site = self._sites.of(layer)
+        if layer in self._static or site is None:
+            return
+        for inner in layer.sublayers():
+            if inner not in self._static:
+                self._static[inner] = site.name
+                self._remove_hooks(inner)
 
     def _leave_out(self, chain: Chain, error: Exception) -> None:
         """A layer cannot be watched: its own code raised while its hooks were put in place."""
@@ -110,7 +130,7 @@ class LayerCapture:
 
     def _add_hooks(self, layer: nn.Layer) -> None:
         site, watched = self._sites.of(layer), self._watched.get(layer)
-        if site is None or watched is None or watched.handles or not self._listening or _is_inside_static(layer):
+        if site is None or watched is None or watched.handles or not self._listening or layer in self._static:
             return
         # By Paddle's own methods: a class may override them.
         handles = watched.handles
@@ -156,27 +176,22 @@ class LayerCapture:
 
     def detach(self) -> None:
         """Removes every hook, from layers and parameters."""
+        self._copies.remove()
         for layer in list(self._watched):
             self._remove_hooks(layer)
         self.parameters.remove()
         self._note_unseen()
         self._watched.clear()
+        self._static.clear()
         self._sites.clear()
 
     def _note_unseen(self) -> None:
         """Reports the layers whose calls could not be seen."""
         if not self._any_called:
-            why = "none was made while recording; a program of to_static, for one, runs without hooks"
+            why = "none was made while recording"
             self._engine.missed("any call of a layer", why)
-        hidden = "\n"  # no name starts with it
-        for layer, watched in self._watched.items():
-            site = self._sites.of(layer)
-            if site is None or watched.called or site.name.startswith(hidden) or not can_be_called(layer):
-                continue
-            if is_static(layer):
-                why = "paddle.jit.to_static runs it as one program, which Paddle cannot trace with hooks in it"
-                self._engine.missed(f"calls of {site.name} and inside it", why)
-                hidden = "" if site.name == ROOT else f"{site.name}."
+        for site in dict.fromkeys(site for _, site in self._static.items()):
+            self._engine.missed(f"calls inside {site}", "paddle.jit.to_static runs it as one program")
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -185,6 +200,8 @@ class LayerCapture:
         watched = self._watched.get(layer)
         if watched is None:
             return
+        if is_static(layer):  # since a while ago, or from now on
+            self._leave_alone_inside(layer)
         if not has_same_children(layer, watched.children):
             site = self._resync(layer) or site
         if self._engine.recording:
@@ -294,13 +311,8 @@ def own_state(layer: nn.Layer) -> list[tuple[Role, str, paddle.Tensor]]:
     return found
 
 
-def _is_inside_static(layer: nn.Layer) -> bool:
-    """Whether `to_static` runs this layer, or what is in it."""
-    return is_static(layer)
-
-
-class _Hook:
-    """A hook on a layer, which copies and pickles as one that does nothing."""
+class _Hook(TransparentHook):
+    """A hook on a layer."""
 
     __slots__ = ("_capture", "_site")
 

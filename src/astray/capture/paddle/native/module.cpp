@@ -78,6 +78,7 @@ PyMethodDef functions[] = {
     {"owner", bindings::py_owner, METH_O, nullptr},
     {"capacity", bindings::py_capacity, METH_O, nullptr},
     {"address", bindings::py_address, METH_O, nullptr},
+    {"is_zero", bindings::py_is_zero, METH_O, nullptr},
     {"put_on_parameter", put_on_parameter, METH_VARARGS, nullptr},
     {"after_backward", after_backward, METH_O, nullptr},
     {"in_backward", py_in_backward, METH_NOARGS, nullptr},

@@ -5,6 +5,8 @@
 
 #include "observer_bindings.h"
 
+#include <cstring>
+
 namespace astray {
 namespace bindings {
 
@@ -65,6 +67,19 @@ inline PyObject *py_address(PyObject *, PyObject *tensor) {
         const auto *dense = is_tensor(tensor) ? dense_in(tensor_in(tensor)) : nullptr;
         const bool is_here = dense && dense->initialized() && dense->place().GetType() == phi::AllocationType::CPU;
         return to_object(is_here ? reinterpret_cast<int64_t>(dense->data()) : int64_t{0});
+    });
+}
+
+// is_zero(tensor): whether every byte of it is zero; False where that cannot be seen from here
+inline PyObject *py_is_zero(PyObject *, PyObject *tensor) {
+    return to_python([&] {
+        const auto *dense = is_tensor(tensor) ? dense_in(tensor_in(tensor)) : nullptr;
+        if (!dense || !dense->initialized() || dense->place().GetType() != phi::AllocationType::CPU)
+            return to_object(false);
+        const auto *bytes = static_cast<const char *>(dense->data());
+        const size_t size = static_cast<size_t>(dense->numel()) * phi::SizeOf(dense->dtype());
+        if (!dense->meta().is_contiguous()) return to_object(false);
+        return to_object(!size || (!bytes[0] && !std::memcmp(bytes, bytes + 1, size - 1)));
     });
 }
 
