@@ -300,6 +300,7 @@ def test_what_has_no_rule_is_said() -> None:
     def why(make: Make) -> set[tuple[str, str]]:
         return {(row.verdict, row.why) for row in checked(make, count=1)}
 
+    assert why(lambda p: optim.Adadelta(0.01, parameters=p)) == {("unchecked", "there is no rule for Adadelta")}
     assert why(lambda p: optim.NAdam(0.01, parameters=p)) == {("unchecked", "there is no rule for NAdam")}
     assert why(lambda p: optim.Adam(0.01, parameters=p, lazy_mode=True)) == {
         ("unchecked", "lazy_mode is not recomputed")
@@ -318,6 +319,33 @@ def test_what_has_no_rule_is_said() -> None:
         optimizer.step()
     (row,) = watch.updates
     assert (row.verdict, row.why) == ("unchecked", "updates by sparse gradients are not recomputed")
+
+
+def test_an_optimizer_that_makes_its_steps_in_another_way_is_not_checked() -> None:
+    model, x = network(), paddle.randn([16, 24])
+    optimizer = optim.LBFGS(0.1, max_iter=2, parameters=model.parameters())
+
+    def closure() -> Any:
+        optimizer.clear_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with astray.state.check_updates(optimizer, model) as watch:
+        optimizer.step(closure)
+    assert {(row.verdict, row.why) for row in watch.updates} == {("unchecked", "there is no rule for LBFGS")}
+
+
+def test_a_parameter_that_cannot_be_read_is_said_and_does_not_stop_the_training() -> None:
+    with paddle.LazyGuard():
+        empty = paddle.nn.Linear(2, 2)
+    model = network()
+    optimizer = optim.SGD(0.1, [*model.parameters(), empty.weight])
+    with astray.state.check_updates(optimizer) as watch:
+        step(model, optimizer)
+    (row,) = [row for row in watch.updates if row.verdict != "right"]
+    assert (row.name, row.verdict, row.shape, row.dtype) == ("group0.6", "unchecked", (2, 2), "float32")
+    assert "it has no memory" in row.why
 
 
 def test_a_rule_of_ones_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from astray.errors import UsageError
+from astray.errors import StateError, UsageError
 from astray.state.updates.optimizer_steps import OptimizerSteps, steps_of
 from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, SummingRule
 from astray.state.updates.table import Updates, judged
@@ -59,6 +59,7 @@ class UpdateChecker:
         self._rules = rules or {}
         self._names = _names(self._steps, model, pattern)
         self._before: dict[Any, ParameterBefore] = {}
+        self._unread: dict[Any, str] = {}  # why the numbers of a parameter cannot be read
         self._step = 0
         self._rows: list[_Row] = []
         self._handles = self._steps.watch(self._copy_inputs, self._check_step)
@@ -97,8 +98,13 @@ class UpdateChecker:
     def _copy_inputs(self) -> None:
         steps = self._steps
         self._before.clear()
+        self._unread.clear()
         for parameter in self._names:
-            weight, gradient = steps.weight(parameter), steps.gradient(parameter)
+            try:
+                weight, gradient = steps.weight(parameter), steps.begun_with(parameter)
+            except StateError as error:
+                self._unread[parameter] = str(error)
+                continue
             states = {name: value for name, value in steps.states(parameter).items() if is_like(weight, value)}
             self._before[parameter] = ParameterBefore(
                 weight.clone(),
@@ -109,9 +115,11 @@ class UpdateChecker:
     @torch.no_grad()
     def _check_step(self) -> None:
         for unnamed, parameter in self._steps.parameters():
-            before = self._before.pop(parameter, None)
+            before, name = self._before.pop(parameter, None), self._names.get(parameter) or unnamed
             if before is not None:
-                self._check_parameter(self._names[parameter] or unnamed, parameter, before)
+                self._check_parameter(name, parameter, before)
+            elif parameter in self._unread:
+                self._rows.append((self._facts(name, parameter, parameter), self._unread[parameter], None))
         self._step += 1
 
     def _check_parameter(self, name: str, parameter: Any, before: ParameterBefore) -> None:
@@ -126,15 +134,18 @@ class UpdateChecker:
                 measured = self._measure(parameter, before, gradient)
         except NoRuleError as error:
             why = str(error)
-        facts = {
+        facts = self._facts(name, parameter, weight if rounded is None else rounded)
+        self._rows.append((facts, why, measured))
+
+    def _facts(self, name: str, parameter: Any, tensor: Any) -> dict[str, Any]:
+        return {
             "step": self._step,
             "name": name,
-            "shape": tuple(weight.shape),
-            "dtype": str((weight if rounded is None else rounded).dtype).removeprefix("torch."),
-            "optimizer": steps.kind,
-            "lr": float(steps.lr(parameter)),
+            "shape": tuple(tensor.shape),
+            "dtype": str(tensor.dtype).rpartition(".")[2],
+            "optimizer": self._steps.kind,
+            "lr": float(self._steps.lr(parameter)),
         }
-        self._rows.append((facts, why, measured))
 
     def _measure(self, parameter: Any, before: ParameterBefore, gradient: Tensor) -> Tensor:
         steps, weight = self._steps, self._steps.weight(parameter)

@@ -19,8 +19,8 @@ from astray.state.updates.rules import Rule
 class OptimizerSteps(Protocol):
     """The steps of one optimizer.
 
-    A parameter is whatever the framework has for one. Everything but `parameters` and `names` is asked for during a
-    step: the first three when it begins, all when it has ended.
+    A parameter is whatever the framework has for one. `weight`, `states` and `begun_with` are asked for when a step
+    begins, and everything when it has ended.
     """
 
     kind: str
@@ -36,13 +36,19 @@ class OptimizerSteps(Protocol):
         """Calls `begin` before each step and `end` after it."""
 
     def weight(self, parameter: Any) -> Tensor:
-        """What the step writes to: the local part of a sharded parameter, or the float32 copy of a rounded one."""
+        """What the step writes to: the local part of a sharded parameter, or the float32 copy of a rounded one.
+
+        Raises StateError where its numbers cannot be read.
+        """
 
     def states(self, parameter: Any) -> Mapping[str, Any]:
         """What the optimizer keeps for a parameter, element by element and in numbers."""
 
+    def begun_with(self, parameter: Any) -> Tensor | None:
+        """The gradient that a step begins with; None where the step makes it itself."""
+
     def gradient(self, parameter: Any) -> Tensor | None:
-        """The gradient, as far as it is known by now; None where there is none yet."""
+        """The gradient that the step has used, where it began with none. Raises NoRuleError where that is not known."""
 
     def unscaled(self, gradient: Tensor) -> Tensor:
         """A gradient as the step uses it. Raises NoRuleError for one that is not recomputed with."""

@@ -47,6 +47,7 @@ class PaddleSteps:
         self._within = False
         self._gradients: dict[int, Any] = {}  # by the id of the parameter
         self._numbers: dict[int, dict[str, float]] = {}  # states without dimensions, before the step
+        self._handed_over = False  # whether the step that runs or has just ended has handed over its gradients
         self._fused = False
 
     def parameters(self) -> Iterator[tuple[str, Any]]:
@@ -61,7 +62,7 @@ class PaddleSteps:
         def around(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self._within:
                 return step(*args, **kwargs)
-            self._gradients, self._fused = {}, False
+            self._gradients, self._handed_over, self._fused = {}, False, False
             self._numbers = {id(parameter): self._without_dimensions(parameter) for _, parameter in self.parameters()}
             begin()
             self._within = True
@@ -75,6 +76,7 @@ class PaddleSteps:
 
         def clipped(regularise: Callable[..., Any], pairs: Any, *args: Any, **kwargs: Any) -> Any:
             if self._within:
+                self._handed_over = True
                 self._gradients |= {id(parameter): gradient for parameter, gradient in pairs}
                 known = {id(parameter) for _, parameter in self.parameters()}
                 self._fused |= any(id(parameter) not in known for parameter, _ in pairs)
@@ -97,9 +99,14 @@ class PaddleSteps:
         found = states_of(self._optimizer, parameter)
         return {name: shared(name, value) for name, value in found.items() if name != MASTER}
 
+    def begun_with(self, parameter: Any) -> Tensor | None:  # noqa: ARG002
+        """None: gradients are known once they are clipped, during the step."""
+        return None
+
     def gradient(self, parameter: Any) -> Tensor | None:
-        """The gradient as it is after clipping; none is known before the step."""
         gradient = self._gradients.get(id(parameter))
+        if not self._handed_over:
+            raise NoRuleError(f"there is no rule for {self.kind}")
         if self._fused:
             raise NoRuleError("the step has updated other tensors in place of the parameters, which it has fused")
         try:
@@ -113,7 +120,10 @@ class PaddleSteps:
 
     def lr(self, parameter: Any) -> Tensor:
         """The learning rate that the step has used, in the precision that it has."""
-        rate = shared("learning rate", self._optimizer._global_learning_rate())
+        used = self._optimizer._global_learning_rate()
+        if used is None:  # before the first step, and of optimizers that make no tensor of it
+            return torch.tensor(float(self._optimizer.get_lr()), dtype=torch.float64)
+        rate = shared("learning rate", used)
         own = (getattr(parameter, "optimize_attr", None) or {}).get("learning_rate", 1.0)
         number = _number(own) if is_of_paddle(own, "Tensor") else rate.item() * own
         return torch.tensor(number, dtype=rate.dtype)

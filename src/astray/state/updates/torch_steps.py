@@ -48,7 +48,6 @@ class TorchSteps:
 
         def on_end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not is_nested_step(sys._getframe(1), optimizer):
-                self._makes_gradients = False
                 end()
 
         optimizer = self._optimizer
@@ -61,8 +60,11 @@ class TorchSteps:
     def states(self, parameter: Any) -> Mapping[str, Any]:
         return {name: _local(value) for name, value in self._optimizer.state.get(parameter, {}).items()}
 
+    def begun_with(self, parameter: Any) -> Tensor | None:
+        return None if self._makes_gradients else self.gradient(parameter)
+
     def gradient(self, parameter: Any) -> Tensor | None:
-        return None if parameter.grad is None or self._makes_gradients else _local(parameter.grad)
+        return None if parameter.grad is None else _local(parameter.grad)
 
     def unscaled(self, gradient: Tensor) -> Tensor:
         if gradient.layout != torch.strided:
