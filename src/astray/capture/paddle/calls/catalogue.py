@@ -53,7 +53,7 @@ METHODS = {
 }
 """Other methods of tensors that are implemented there, and what they are called in sites."""
 
-WRITERS = ("set_value", "copy_", "_inplace_assign", "_clear_data", "reconstruct_from_", "_share_buffer_to")
+WRITERS = ("set_value", "copy_", "_inplace_assign", "reconstruct_from_", "_share_buffer_to")
 """Methods that write into a tensor without raising its version. They are watched, not recorded."""
 
 
