@@ -12,13 +12,13 @@ BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard ben
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of interpreters: without it each compiles astray again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs browser check sanitize sanitize-threads format peers bench clean
+.PHONY: help demo test test-slow test-paddle docs browser check sanitize sanitize-threads format peers bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 NATIVE := $(wildcard src/astray/stats/native/*) $(wildcard src/astray/stats/*.h src/astray/device/_launch.* src/astray/store/run_format/*.h src/astray/store/run_format/*.cpp) \
-	$(wildcard src/astray/capture/pytorch/native/*)
+	$(wildcard src/astray/capture/native/*.h src/astray/capture/*/native/*)
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,21 @@ test: $(READY) $(PAGE) browser  ## Run the tests, without the slow ones (a few m
 test-slow: $(READY) $(PAGE) browser  ## Run the slow tests, which CI runs too; some of them beside the real msprobe
 	@$(MAKE) --no-print-directory peers || echo "MISSING: msprobe could not be installed; tests beside it will not run" >&2
 	@$(PYTEST) -m slow
+
+# Paddle and what its tests need have an environment of their own: it is large, and nothing else here needs it.
+PADDLE := .venv-paddle
+PADDLE_TESTS = $(shell find tests -name 'test_paddle_*.py')
+
+$(PADDLE)/.ready: pyproject.toml setup.py constraints.txt $(NATIVE)
+	@test -x $(PADDLE)/bin/python || $(PYTHON) -m venv $(PADDLE)
+	@echo "installing astray, Paddle and torch into $(PADDLE) (once; a minute or two)"
+	@$(PADDLE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[paddle]' torch pytest pytest-xdist hypothesis pandas pyarrow safetensors starlette uvicorn
+	@$(PADDLE)/bin/python -W ignore -m astray.capture.paddle.native.build
+	@touch $@
+
+test-paddle: $(PADDLE)/.ready  ## Run the tests of Paddle programs, in an environment of their own
+	@$(PADDLE)/bin/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m paddle $(PADDLE_TESTS)
 
 # The tools of the site are the extra `docs` of pyproject.toml. They are installed when the site is first asked for.
 DOCS := $(VENV)/.docs

@@ -21,6 +21,9 @@ LONGEST = Path(__file__).parent / "integration", Path(__file__).parent / "fuzz"
 PAGE = Path(__file__).parents[1] / "src" / "astray" / "web" / "static"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
+collect_ignore_glob = [] if find_spec("paddle") else ["**/test_paddle_*.py"]
+"""Tests of Paddle programs have an environment of their own: `make test-paddle`."""
+
 _NOT_RUN = pytest.StashKey[dict[str, int]]()
 
 
@@ -80,6 +83,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for why, count in config.stash.get(_NOT_RUN, {}).items():
         terminalreporter.write_line(f"MISSING: {why}, so {count} tests did not run.", yellow=True)
+    if collect_ignore_glob:
+        terminalreporter.write_line("The tests of Paddle programs are not among these: `make test-paddle` runs them.")
 
 
 @pytest.fixture(scope="session", autouse=True)

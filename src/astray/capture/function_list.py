@@ -25,11 +25,13 @@ KINDS = {
     "torch_npu": "function",
     "mindspeed": "function",
     "ops": "function",
+    "paddle": "function",
     "aten": "op",
     "distributed": "collective",
     "npu_distributed": "collective",
 }
-"""Every category, and the kind of call that it is a part of. `ops` are the operators of other libraries."""
+"""Every category, and the kind of call that it is a part of. `ops` are the operators of other libraries, `paddle`
+are Paddle's functions."""
 
 ANY = "any"
 """The category of names in a plain list: they match a function of any category."""
@@ -42,6 +44,10 @@ _PREFIXES = {
     "torch.Tensor.": "tensor",
     "torch._VF.": "_VF",
     "torch.": "torch",
+    "paddle._C_ops.": "paddle",
+    "paddle.Tensor.": "tensor",
+    "paddle.nn.functional.": "functional",
+    "paddle.distributed.": "distributed",
     "torch_npu.distributed.": "npu_distributed",
     "torch_npu.": "torch_npu",
     "mindspeed.": "mindspeed",

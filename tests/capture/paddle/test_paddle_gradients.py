@@ -186,7 +186,7 @@ def test_modules_alone_see_what_goes_in_and_out(tmp_path: Path) -> None:
 def test_a_result_that_is_an_input_passes_its_gradient_on(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
     run = record(tmp_path / "run", model, lambda: model(paddle.ones([2, 4])).sum(), level="module")
-    assert "1 backward input out" in outline(run) and "1 backward output 0" in outline(run)
+    assert {"1 backward input out", "1 backward output 0"} <= set(outline(run))
 
 
 def test_several_parts_of_one_result_are_told_apart(tmp_path: Path) -> None:

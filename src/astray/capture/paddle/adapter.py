@@ -88,12 +88,12 @@ class PaddleAdapter:
         self._engine = engine
         self._gradients = _paddle.LiveGradients(engine)
         everything = self._models is None
-        self._layers = LayerCapture(engine, self._gradients)
+        self._writers = writers = WatchedWriters(engine)
+        self._layers = LayerCapture(engine, self._gradients, lambda: writers.writes)
         self._saved = SavedValues(engine, self._gradients)
         self._functions = FunctionCapture(engine, self._gradients)
         self._static_programs = StaticPrograms(engine, self._functions)
         self._collectives = CollectiveCapture(engine)
-        self._writers = WatchedWriters(engine)
         self._optimizers = OptimizerCapture(
             engine, self._layers.parameters, self._layers.setup, self._stepped, everything=everything
         )
@@ -124,6 +124,7 @@ class PaddleAdapter:
         """Puts the hooks in place that the engine needs from now on, and removes the others."""
         has_begun = self._discovery is None or self._discovery.has_found
         self._functions.switch(self._engine.listening and has_begun)
+        self._collectives.records = self._engine.listening and has_begun
         if self._layers is not None:
             self._layers.set_listening(self._engine.listening)
 

@@ -75,6 +75,7 @@ class CollectiveCapture:
         self._engine = engine
         self._flat = flattener()
         self._sites = FunctionSites(engine, _paddle)
+        self.records = False  # else only what they write is taken note of
         self._waiting: list[tuple[OpenCall, Any, Tensors]] = []
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         wrappers = {}
@@ -161,7 +162,7 @@ class CollectiveCapture:
         self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> OpenCall | None:
         engine = self._engine
-        if not engine.listening or "function" not in engine.settings.level:
+        if not self.records or "function" not in engine.settings.level:
             return None
         try:
             outer = engine.enclosing

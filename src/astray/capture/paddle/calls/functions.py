@@ -226,6 +226,7 @@ class WatchedWriters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.writes = 0  # how many there were
         self._replaced = []
         for name in WRITERS:
             original = vars(paddle.Tensor).get(name)
@@ -235,16 +236,19 @@ class WatchedWriters:
                 setattr(paddle.Tensor, name, wrapper)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        engine = self._engine
-
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            for tensor in (self, *args):
-                if isinstance(tensor, paddle.Tensor) and engine.in_own_process:
-                    engine.tensors.changed(tensor)
+        def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            self._written((tensor, *args))
             return result
 
         return _named(wrapper, original)
+
+    def _written(self, given: tuple[Any, ...]) -> None:
+        if self._engine.in_own_process:
+            self.writes += 1
+            for tensor in given:
+                if isinstance(tensor, paddle.Tensor):
+                    self._engine.tensors.changed(tensor)
 
     def remove(self) -> None:
         for name, original, wrapper in self._replaced:

@@ -7,6 +7,7 @@ runs as one program the call is recorded, and nothing in it: see `static_program
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -54,10 +55,14 @@ class _WatchedLayer:
 
 
 class LayerCapture:
-    """Records every call of the layers it is attached to, until `detach`."""
+    """Records every call of the layers it is attached to, until `detach`.
 
-    def __init__(self, engine: Engine, gradients: Any) -> None:
+    `writes` returns how often tensors were written to past their version counters.
+    """
+
+    def __init__(self, engine: Engine, gradients: Any, writes: Callable[[], int]) -> None:
         self._engine = engine
+        self._writes = writes
         self._gradients = gradients
         self._flat = flattener(ObjectFlattener(_paddle, epoch=self._epoch), self._note_too_large)
         self._sites: Sites[Chain] = Sites(_paddle, ModuleTree(chains, type_name), self._leave_out)
@@ -259,7 +264,8 @@ class LayerCapture:
             return
         # Buffers hold running statistics, which kernels update without raising their version.
         is_moving = layer.training and any(role == "state" for role, _, _ in state)
-        now = [(id(tensor), tensor.inplace_version, self._engine.tensors.forget_count) for _, _, tensor in state]
+        now: list[Any] = [(id(tensor), tensor.inplace_version) for _, _, tensor in state]
+        now.append((self._engine.tensors.forget_count, self._writes()))
         if self._states.get(site.name) == now and not is_moving:
             return
         self._states[site.name] = now
@@ -303,10 +309,17 @@ class LayerCapture:
         )
 
 
+RUNNING_STATISTICS = frozenset({"_mean", "_variance"})
+"""What Paddle's normalisations keep from call to call, as parameters that are not trained."""
+
+
 def own_state(layer: nn.Layer) -> list[tuple[Role, str, paddle.Tensor]]:
     """The layer's own parameters and buffers: what a call reads besides its inputs."""
     found: list[tuple[Role, str, paddle.Tensor]] = []
-    found += [("parameter", name, tensor) for name, tensor in layer._parameters.items() if tensor is not None]
+    for name, tensor in layer._parameters.items():
+        if tensor is not None:
+            is_state = name in RUNNING_STATISTICS and tensor.stop_gradient
+            found.append(("state" if is_state else "parameter", name, tensor))
     found += [("state", name, tensor) for name, tensor in layer._buffers.items() if tensor is not None]
     return found
 
