@@ -20,7 +20,7 @@ LAYERS = (  # in this order; names in one line do not import each other
     "headroom report recorder",
     "web",
     "results",
-    "state experiment transformers",
+    "state experiment transformers loading",
     "foreign",
     "compat",
     "cli",
@@ -29,9 +29,18 @@ LAYERS = (  # in this order; names in one line do not import each other
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms.split()}
 
 WITH_FRAMEWORK = {
-    "torch": ("capture/pytorch", "device", "state", "compat", "foreign", "transformers.py", "checkpoints/checkpoint"),
+    "torch": (
+        "capture/pytorch",
+        "device",
+        "state",
+        "loading/torch_models",
+        "compat",
+        "foreign",
+        "transformers.py",
+        "checkpoints/checkpoint",
+    ),
     "triton": ("device",),
-    "paddle": ("capture/paddle", "state", "compat", "foreign", "checkpoints/checkpoint"),
+    "paddle": ("capture/paddle", "state", "loading/paddle_models", "compat", "foreign", "checkpoints/checkpoint"),
 }
 """Where each framework is imported: outside of its adapter for a program that has loaded it."""
 

@@ -27,6 +27,7 @@ def test_all_is_pinned() -> None:
         "compare",
         "convert",
         "guard",
+        "load_from",
         "open",
         "record",
     ]

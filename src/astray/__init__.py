@@ -6,6 +6,7 @@ its inputs were still right.
     with astray.record("runs/a", model) as rec: ...     record; `Recorder` is what it returns
     astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
+    astray.load_from("runs/a", model)                   weights of a run into a model, also of another framework
     with astray.guard(model): ...                       NaN and infinity, named at their origin; `Tripped` is raised
 
 The rest is in three modules, which need no import of their own:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from astray.guarding.guard import Guard
     from astray.guarding.options import Condition, Gradients, GuardSetting
     from astray.guarding.trip import On, Tripped
+    from astray.loading.load import load_from
     from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run
@@ -56,6 +58,7 @@ __all__ = [
     "compare",
     "convert",
     "guard",
+    "load_from",
     "open",
     "record",
 ]
@@ -68,6 +71,7 @@ _MODULES = {
     "Run": "astray.results.run",
     "Tripped": "astray.guarding.trip",
     "convert": "astray.store.convert",
+    "load_from": "astray.loading.load",
 }
 
 _GROUPS = {"errors": "errors.py", "experiment": "experiment.py", "state": "state/__init__.py"}

@@ -98,7 +98,7 @@ def drafted_layouts(pairs: TensorPairs, read: ReadMeasured, known: Equivalents |
             found[of_candidate.name] = TRANSPOSE, f"{list(of_candidate.shape)}, {why}"
             reasons += _known_reason(of_candidate, known)
     rules = list(_grouped(found, [of_candidate.name for _, of_candidate in pairs]))
-    return DraftedLayouts(rules, list(dict.fromkeys(reasons)), unknown)
+    return DraftedLayouts(rules, list(dict.fromkeys(reasons)), unknown, _shown(pairs, conventions))
 
 
 class DraftedLayouts(NamedTuple):
@@ -107,6 +107,7 @@ class DraftedLayouts(NamedTuple):
     rules: list[tuple[LayoutRule, str]]
     reasons: list[str]
     unknown: list[str]
+    shown: frozenset[str]  # tensors whose kind shows whether it is transposed
 
 
 ReadMeasured = Callable[[OwnTensor, OwnTensor], tuple[Measured, Measured]]
@@ -131,6 +132,10 @@ def _conventions(pairs: TensorPairs, found: Dictionary[str, object]) -> dict[_Ki
         if len(of_candidate.shape) == 2 and not _is_square(of_candidate.shape) and of_candidate.type:
             shown[_kind(of_candidate)].add(of_candidate.name in found)
     return {kind: next(iter(answers)) for kind, answers in shown.items() if len(answers) == 1}
+
+
+def _shown(pairs: TensorPairs, conventions: Dictionary[_Kind, bool]) -> frozenset[str]:
+    return frozenset(of_candidate.name for _, of_candidate in pairs if _kind(of_candidate) in conventions)
 
 
 def _known_reason(tensor: OwnTensor, known: Equivalents | None) -> list[str]:

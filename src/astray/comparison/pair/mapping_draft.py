@@ -109,6 +109,8 @@ def draft(reference: RunData, candidate: RunData) -> Draft:
     mapping = replace(_rules(names), tensors=tensors, layouts=tuple(rule for rule, _ in layouts.rules))
     if known is not None and not isinstance(reference, CheckpointData):
         mapping = _with_words(mapping, pairs, reference, candidate, known)
+    if known is not None:
+        mapping = _with_lists(mapping, reference, candidate, known)
     return Draft(
         mapping,
         pairs,
@@ -157,7 +159,7 @@ def _reader(reference: RunData, candidate: RunData) -> ReadMeasured:
 def _with_words(
     mapping: Mapping, pairs: list[tuple[Module, Module]], reference: RunData, candidate: RunData, known: Equivalents
 ) -> Mapping:
-    """With what two frameworks call classes, settings, functions and states, and what each has alone."""
+    """With what two frameworks call classes, settings, functions and states."""
     sides = reference.ranks[min(reference.ranks)], candidate.ranks[min(candidate.ranks)]
     types = drafted_types(
         ((of_reference.type, of_candidate.type) for of_reference, of_candidate in pairs), *sides, mapping, known
@@ -170,13 +172,17 @@ def _with_words(
         tensors={**mapping.tensors, **states},
         attributes=drafted_attributes(*sides, known),
     )
-    kept = [{*map(last_part, own_tensors(run)), *_states(rank)} for run, rank in
-            ((reference, sides[0]), (candidate, sides[1]))]  # fmt: skip
+    return replace(mapping, paths=drafted_paths(*sides, mapping))
+
+
+def _with_lists(mapping: Mapping, reference: RunData, candidate: RunData, known: Equivalents) -> Mapping:
+    """With the tensors that one side has alone, and of recordings those that each computes in its own way."""
+    kept = [{*map(last_part, own_tensors(run)), *_states(run.ranks[min(run.ranks)])} for run in (reference, candidate)]
     renamed = {mapping.tensors.get(name, name) for name in kept[1]}
+    unlike = () if isinstance(reference, CheckpointData) else tuple(UNLIKE)
     return replace(
         mapping,
-        paths=drafted_paths(*sides, mapping),
-        not_compared=tuple(name for name in UNLIKE if name in kept[0] & renamed),
+        not_compared=tuple(name for name in unlike if name in kept[0] & renamed),
         only_in_reference=tuple(name for name in known.only_in("reference") if name in kept[0] - renamed),
         only_in_candidate=tuple(name for name in known.only_in("candidate") if name in renamed - kept[0]),
     )

@@ -87,6 +87,13 @@ class Measured(NamedTuple):
             cells["fingerprint"],
         )
 
+    @classmethod
+    def nothing(cls) -> Measured:
+        """Where nothing was measured."""
+        return cls(
+            {**{name: np.array([np.nan]) for name in STATISTICS}, **{name: np.array([-1]) for name in COUNTS}}, None
+        )
+
     def has_elements_of(self, other: Measured) -> bool:
         """Whether both have the same elements, in whatever order, by their statistics."""
         if min(self.statistics["nan"][0], other.statistics["nan"][0]) < 0:  # nothing was measured
