@@ -347,3 +347,25 @@ def test_sub_classes_of_tensors_and_empty_ones(tmp_path: Path) -> None:
     assert rows(run, site="scalar")[0]["mean"] == 2.0
     assert rows(run, site="sparse")[0]["note"] == "its layout is sparse"
     assert "paddle" in sys.modules
+
+
+@pytest.mark.parametrize("first_ends", [True, False])
+def test_two_recordings_at_once(first_ends: bool, tmp_path: Path) -> None:
+    before = _state_of_paddle()
+    models = two_layers(), two_layers()
+    names = "one", "other"
+    recorders = [
+        astray.record(tmp_path / name, model, level="module,function", optimizer="weight")
+        for name, model in zip(names, models, strict=True)
+    ]
+    for model, recorder in zip(models, recorders, strict=True):
+        train(model, recorder)
+    for recorder in recorders if first_ends else recorders[::-1]:
+        recorder.stop()
+    assert _state_of_paddle() == before
+    seen = [
+        {row["site"] for row in rows(astray.open(tmp_path / name)) if row["site"].partition("/")[0]} for name in names
+    ]
+    assert seen[0] == seen[1] == {
+        "<root>", "0", "1", "2", "0/linear", "1/relu", "2/linear", "0.weight", "0.bias", "2.weight", "2.bias",
+    }  # fmt: skip

@@ -28,6 +28,7 @@ from astray.capture.paddle.calls.flattening import flattener
 from astray.capture.paddle.gradients import ParameterCapture
 from astray.capture.paddle.native.core import OpenCall, Site
 from astray.capture.paddle.setup_capture import SetupCapture, groups
+from astray.capture.paddle.tensors import parts_of
 from astray.capture.paddle.unobserved import Unobserved
 from astray.capture.patched_function import PatchedFunction
 
@@ -235,7 +236,8 @@ class _Update:
         if gradient is None:
             gradient = getattr(parameter, "main_grad", None)
         if gradient is not None and "gradient" in self._wanted:
-            self._observe("input", "grad", gradient)
+            for path, part in parts_of("grad", gradient):
+                self._observe("input", path, part)
         if self._wanted & {"weight", "update"}:
             self._observe("parameter", "weight", parameter)
         if "state" in self._wanted:

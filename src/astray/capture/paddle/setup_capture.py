@@ -245,6 +245,6 @@ def _clipping(optimizer: Any) -> Any:
     clip = getattr(optimizer, "_grad_clip", None)
     if clip is None:
         return "off"
-    limits = {name: plain(value) for name, value in vars(clip).items()}
-    shown = ", ".join(f"{name}={value}" for name, value in limits.items() if isinstance(value, int | float))
+    limits = {name: value for name, value in vars(clip).items() if type(value) in (int, float)}
+    shown = ", ".join(f"{name}={value}" for name, value in limits.items())
     return f"{type(clip).__name__}({shown})"

@@ -35,6 +35,14 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, paddle.Tensor)
 
 
+def parts_of(path: str, tensor: paddle.Tensor) -> list[tuple[str, paddle.Tensor]]:
+    """A tensor under its path; of one that holds only some of its rows, such as an embedding's gradient, both parts."""
+    if not tensor.is_selected_rows():
+        return [(path, tensor)]
+    numbers = paddle.to_tensor(tensor.rows(), dtype="int64", place=paddle.CPUPlace())
+    return [(f"{path}.rows", numbers), (f"{path}.values", tensor._get_tensor_from_selected_rows())]
+
+
 class _Allocation:
     """Stands for an allocation of Paddle, which has no object in Python."""
 

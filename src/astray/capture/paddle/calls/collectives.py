@@ -20,6 +20,7 @@ from astray.capture.observer import NO_ROW
 from astray.capture.paddle.calls.flattening import Tensors, flattener
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
+from astray.capture.patched_function import put_back, replace
 from astray.capture.sites import FunctionSites
 from astray.records import Kind, Phase
 
@@ -77,7 +78,7 @@ class CollectiveCapture:
         self._sites = FunctionSites(engine, _paddle)
         self.records = False  # else only what they write is taken note of
         self._waiting: list[tuple[OpenCall, Any, Tensors]] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
         wrappers = {}
         for name, flow in _FLOWS.items():
             original = getattr(distributed, name, None)
@@ -87,17 +88,16 @@ class CollectiveCapture:
             if isinstance(module, ModuleType):
                 for name, value in list(vars(module).items()):
                     if callable(value) and id(value) in wrappers:
-                        self._replaced.append((module, name, value, wrappers[id(value)]))
-                        setattr(module, name, wrappers[id(value)])
+                        self._replaced.append((module, name, wrappers[id(value)]))
+                        replace(module, name, wrappers[id(value)])
 
     def remove(self) -> None:
         self.poll()
         for call, _, _ in self._waiting:
             self._engine.missed(f"the output of {call.site.name}", "it was still under way when the recording ended")
         self._waiting.clear()
-        for owner, name, original, ours in self._replaced:
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
+        for owner, name, ours in self._replaced:
+            put_back(owner, name, ours)
         self._replaced.clear()
 
     def poll(self) -> None:

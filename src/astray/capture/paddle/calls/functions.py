@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import paddle
@@ -24,6 +24,7 @@ from astray.capture.paddle.calls.catalogue import METHODS, OPERATORS, WRITERS, C
 from astray.capture.paddle.calls.flattening import Tensors, flattener
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
+from astray.capture.patched_function import PatchedFunction, put_back, replace
 from astray.capture.sites import FunctionSites
 from astray.records import Phase
 
@@ -39,7 +40,7 @@ class FunctionCapture:
         self._gradients = gradients
         self._flat = flattener()
         self._sites = FunctionSites(engine, _paddle)
-        self._replaced: list[tuple[Any, str, Any, Any]] = []  # where, under which name, the original, ours
+        self._replaced: list[tuple[Any, str, Any]] = []  # where, under which name, by what
         self._wanted: Catalogue | None = None
 
     def use(self, catalogue: Catalogue | None) -> None:
@@ -65,16 +66,15 @@ class FunctionCapture:
             self.switch(was_on)
 
     def remove(self) -> None:
-        """Puts the functions back. One that was replaced again since keeps that, and ours only passes on."""
-        for owner, name, original, ours in self._replaced:
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
+        """Puts the functions back."""
+        for owner, name, ours in self._replaced:
+            put_back(owner, name, ours)
         self._replaced.clear()
 
     def _replace(self, catalogue: Catalogue) -> None:
         wrappers: dict[int, Any] = {}
         for name, original in vars(_C_ops).items():
-            if isinstance(original, BuiltinFunctionType):
+            if isinstance(original, BuiltinFunctionType) or _is_ours(original):
                 function = catalogue.of_op(name)
                 if function is not None:
                     wrappers[id(original)] = self._wrap(function, original)
@@ -85,17 +85,16 @@ class FunctionCapture:
             original = vars(paddle.Tensor).get(name)
             function = None if original is None else catalogue.of_method(name)
             if function is not None:
-                self._put(paddle.Tensor, name, original, self._wrap(function, original))
+                self._put(paddle.Tensor, name, self._wrap(function, original))
 
     def _replace_in(self, module: ModuleType, wrappers: dict[int, Any]) -> None:
         for name, value in list(vars(module).items()):
-            wrapper = wrappers.get(id(value)) if type(value) is BuiltinFunctionType else None
-            if wrapper is not None:
-                self._put(module, name, value, wrapper)
+            if id(value) in wrappers:
+                self._put(module, name, wrappers[id(value)])
 
-    def _put(self, owner: Any, name: str, original: Any, ours: Any) -> None:
-        self._replaced.append((owner, name, original, ours))
-        setattr(owner, name, ours)
+    def _put(self, owner: Any, name: str, ours: Any) -> None:
+        self._replaced.append((owner, name, ours))
+        replace(owner, name, ours)
 
     def _wrap(self, function: Function, original: Callable[..., Any]) -> Callable[..., Any]:
         run = self._run_unfilled if function.is_unfilled else self._run
@@ -227,13 +226,8 @@ class WatchedWriters:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.writes = 0  # how many there were
-        self._replaced = []
-        for name in WRITERS:
-            original = vars(paddle.Tensor).get(name)
-            if original is not None:
-                wrapper = self._wrap(original)
-                self._replaced.append((name, original, wrapper))
-                setattr(paddle.Tensor, name, wrapper)
+        present = [name for name in WRITERS if name in vars(paddle.Tensor)]
+        self._patches = [PatchedFunction(paddle.Tensor, name, self._wrap) for name in present]
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -251,10 +245,14 @@ class WatchedWriters:
                     self._engine.tensors.changed(tensor)
 
     def remove(self) -> None:
-        for name, original, wrapper in self._replaced:
-            if vars(paddle.Tensor).get(name) is wrapper:
-                setattr(paddle.Tensor, name, original)
-        self._replaced.clear()
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether another recording has put it there."""
+    return isinstance(function, FunctionType) and function.__module__ == __name__
 
 
 def _named(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
