@@ -4,6 +4,7 @@ files.py          the names of files, read and written; a folder → a `Run`
 writer.py         the rows of a recording → a folder, within limits
 registration.py   `register_saving_hook` and `remove_saving_hook`
 hook.py           the recordings behind them: one of outputs, one of gradients
+torch_modules.py, paddle_layers.py   what that needs of each framework
 checker.py        two folders → a CSV for each rank; the command
 
 The format has micro steps, which count forwards from 0, but no steps: as a Run everything is in step 0.

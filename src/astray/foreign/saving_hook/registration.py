@@ -1,6 +1,6 @@
 """`register_saving_hook` and `remove_saving_hook`: their arguments, checked and handed to `hook.py`.
 
-Needs no torch of its own, so that a model of another framework is refused by a sentence and not by an ImportError.
+Imports no framework before it has been given a model, whose program has imported it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from astray.errors import RecordError
 from astray.foreign.saving_hook.writer import Limit
+
+if TYPE_CHECKING:
+    from astray.foreign.saving_hook.hook import Framework
 
 Model = TypeVar("Model")
 
@@ -44,11 +47,12 @@ def register_saving_hook(
 
     Saving goes on until the limits are reached, the interpreter ends, or `remove_saving_hook` is called.
     """
-    _check(model)
-    from astray.foreign.saving_hook.hook import save  # which needs torch
+    framework = _framework_of(model)
+    from astray.foreign.saving_hook.hook import save
 
     save(
         model,
+        framework,
         Path(path).absolute(),
         [target_class_names] if isinstance(target_class_names, str) else target_class_names,
         {
@@ -64,7 +68,7 @@ register_hook = register_saving_hook
 
 def remove_saving_hook(model: Any) -> None:
     """End what was registered for this model: its hooks are removed, and all files are written."""
-    _check(model)
+    _framework_of(model)
     from astray.foreign.saving_hook.hook import remove
 
     remove(model)
@@ -76,15 +80,17 @@ def _limit(total: int, per_step: int | None) -> Limit:
     return Limit(0 if isinstance(total, _DefaultLimit) else int(total), int(per_step))
 
 
-def _check(model: Any) -> None:
-    """Raises RecordError for anything but a module of torch."""
-    torch = sys.modules.get("torch")
+def _framework_of(model: Any) -> Framework:
+    """The framework of a model. Raises RecordError for anything else."""
+    torch, paddle = (sys.modules.get(name) for name in ("torch", "paddle"))
     if torch is not None and isinstance(model, torch.nn.Module):
-        return
-    what = type(model).__name__
-    if any(kind.__module__.split(".")[0] == "paddle" for kind in type(model).__mro__):
-        raise RecordError(
-            f"A {what} of Paddle was given. Models of Paddle cannot be recorded yet, only those of PyTorch. "
-            "Dumps that the older hook has made of them can be opened and checked."
-        )
-    raise RecordError(f"A {what} was given, which cannot be recorded. Pass a torch.nn.Module.")
+        from astray.foreign.saving_hook.torch_modules import TorchModules
+
+        return TorchModules()
+    if paddle is not None and isinstance(model, paddle.nn.Layer):
+        from astray.foreign.saving_hook.paddle_layers import PaddleLayers
+
+        return PaddleLayers()
+    raise RecordError(
+        f"A {type(model).__name__} was given, which cannot be recorded. Pass a paddle.nn.Layer or a torch.nn.Module."
+    )

@@ -23,6 +23,7 @@ from astray.store.safe_paths import MOST_NAME_BYTES
 from astray.wording import counted
 
 ACCUMULATED = "a gradient that has accumulated"
+SPARSE = "a gradient that holds only some rows"
 RECOMPUTED = "an output that was computed again for the backward"
 
 _IN_FLIGHT = 64
@@ -37,14 +38,22 @@ class Limit(NamedTuple):
 
 
 UNLIMITED: Mapping[FolderName, Limit] = {"tensors": Limit(), "grads": Limit()}
+NO_NAMES: Mapping[str, str] = {}
 
 
 def translate(
-    path: Path, rank: int, info: RunInfo, *, overwrite: bool, limits: Mapping[FolderName, Limit] = UNLIMITED
+    path: Path,
+    rank: int,
+    info: RunInfo,
+    *,
+    overwrite: bool,
+    limits: Mapping[FolderName, Limit] = UNLIMITED,
+    names: Mapping[str, str] = NO_NAMES,
 ) -> SavingTranslator:
     """Prepare the folders of a rank, and return the translator that writes into them.
 
-    limits: of each folder that is written. Raises RunExists where there are files already, unless they may be
+    limits: of each folder that is written. names: what layers and parameters are called in the names of files, by their
+    sites; by default as their sites. Raises RunExists where there are files already, unless they may be
     overwritten: then the files of this format are removed, and nothing else.
     """
     homes: dict[FolderName, Path] = {folder: path / folder / f"rank_{rank}" for folder in limits}
@@ -56,7 +65,7 @@ def translate(
                     if number >= info.world_size:
                         _clear(stale, folder, overwrite)
             home.mkdir(parents=True, exist_ok=True)
-    return SavingTranslator(homes, limits)
+    return SavingTranslator(homes, limits, names)
 
 
 def _clear(home: Path, folder: FolderName, overwrite: bool) -> None:
@@ -75,10 +84,13 @@ def _clear(home: Path, folder: FolderName, overwrite: bool) -> None:
 class SavingTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(self, homes: Mapping[FolderName, Path], limits: Mapping[FolderName, Limit]) -> None:
+    def __init__(
+        self, homes: Mapping[FolderName, Path], limits: Mapping[FolderName, Limit], names: Mapping[str, str] = NO_NAMES
+    ) -> None:
         self.lost: Counter[str] = Counter()
         self._homes = homes
         self._limits = limits
+        self._names = names
         self._saved: Counter[FolderName] = Counter()
         self._saved_of_micro: Counter[tuple[FolderName, int]] = Counter()
         self._calls = _RecentCalls()
@@ -121,6 +133,8 @@ class SavingTranslator:
     def _folder_of(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[FolderName | None, str]:
         """The folder that a tensor is saved in; None and a description of what is lost where there is none."""
         if call.kind == "parameter" and role == "gradient":
+            if path not in ("added", "grad"):
+                return None, SPARSE
             if path == "added":
                 self._saved_added.add(seq)
             elif seq in self._saved_added:  # which came first
@@ -154,7 +168,8 @@ class SavingTranslator:
         if tensors["part"][row] is not None or tensors.numbers("sampled")[row] >= 0:
             self.lost["a tensor of which only some values were recorded"] += 1
             return
-        name = compose(folder, FileName(self._saved[folder], call.site, call.type, call.micro, path))
+        site = self._names.get(call.site, call.site)
+        name = compose(folder, FileName(self._saved[folder], site, call.type, call.micro, path))
         if name is None:
             self.lost[f"a tensor whose file would have a name of more than {MOST_NAME_BYTES} bytes"] += 1
             return
