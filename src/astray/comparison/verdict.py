@@ -122,6 +122,7 @@ class Reason(IntFlag):
     LAID_OUT = 1 << 31
     UNORDERED = 1 << 32
     APART = 1 << 33
+    NOT_MOVED = 1 << 34
 
 
 SENTENCES = {
@@ -159,6 +160,7 @@ SENTENCES = {
     Reason.LAID_OUT: "compared after it was laid out as the mapping says",
     Reason.UNORDERED: "laid out by the mapping; statistics do not show the order of elements: record with "
     "keep='tensors'",
+    Reason.NOT_MOVED: "it has the reference's own bits, though the mapping lays it out in another order",
     Reason.APART: "the mapping says that the two programs compute it in ways of their own",
     Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }

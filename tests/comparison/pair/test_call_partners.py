@@ -156,3 +156,29 @@ def test_calls_of_a_module_are_told_by_their_arguments(runs: Any, candidate: tup
     if agrees:
         first = compare(reference, rotary(runs, *candidate, off=0.5)).first
         assert (first.site, first.call) == ("rotary", 0)
+
+
+def test_a_backward_call_belongs_to_its_forward_call_whatever_its_order(runs):
+    """Gradients of three branches arrive in another order; one run has a call more in each branch."""
+    random = np.random.default_rng(0)
+    given = [random.normal(size=4) for _ in range(3)]
+    sent = [random.normal(size=4) for _ in range(3)]
+
+    def branches(order: tuple[int, ...], extra: bool) -> Any:
+        builder = runs.Builder()
+        forward = []
+        for number in range(3):
+            if extra:
+                view = builder.call("a/view", "view", kind="function", call=number)
+                builder.tensor(view, "output", "out", given[number])
+            forward.append(builder.call("a/turn", "turn", kind="function", call=number))
+            builder.tensor(forward[-1], "output", "out", given[number])
+        for number in order:
+            back = builder.call(
+                "a/turn", "turn", kind="function", call=number, phase="backward", parent=forward[number]
+            )
+            builder.tensor(back, "output", "0", sent[number])
+        return builder.run
+
+    diff = compare(branches((2, 0, 1), False), branches((0, 1, 2), True))
+    assert (diff.counts["identical"], diff.counts["diverged"]) == (6, 0)

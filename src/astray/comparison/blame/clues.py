@@ -75,6 +75,11 @@ def suspicious(places: list[TensorPlace]) -> Iterator[str]:
                 f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
                 "another order. Record with keep='tensors' to tell."
             )
+        elif SENTENCES[Reason.NOT_MOVED] in place.reason and place.verdict in AGREEING_LABELS:
+            yield (
+                f"Its {place.tensor} has the reference's own bits, though the mapping lays it out in another order: it "
+                "was loaded as it is, or the rule is wrong, or it is symmetric. Record with keep='tensors' to tell."
+            )
         elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in AGREEING_LABELS:
             yield f"Its {place.tensor} changes between micro steps: that the first of them saw the same is all we know."
         elif place.verdict == Verdict.UNKNOWN.label:

@@ -106,14 +106,13 @@ class _DetourSide(NamedTuple):
         return np.asarray(added & np.isin(place[rows], place[accumulated]))
 
     def _is_outside(self, rows: Ints) -> Bools:
-        """Of forward calls outside of every module, such as those of a loss, where the gradients agree that they gave.
+        """Of calls outside of every module, such as those of a loss, where the gradients agree that they gave.
 
         Those are the gradients that arrive at the outermost modules in the same micro step.
         """
         graph = self.graph
         kind, site = graph.calls.coded("kind"), graph.calls.coded("site")
         is_outside = np.array([*(str(name).startswith("/") for name in site.values), False])[site.codes]
-        is_outside &= ~graph.is_backward & (graph.outer < 0)
         outermost = graph.is_backward & (kind.codes == kind.code("module"))
         outermost &= np.append(graph.outer, -1)[graph.parent] < 0
         place = np.append(one_key([graph.calls.numbers("step"), graph.calls.numbers("micro")]), -1)[graph.call_rows]

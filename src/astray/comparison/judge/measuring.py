@@ -68,6 +68,7 @@ def _tell_layouts(evidence: Evidence, at: Ints, judged: Judgement) -> None:
     at = at[evidence.has_layout(at) & (judged.verdict[at] != Verdict.SHAPE)]
     unseen = evidence.moved(at) & (judged.source[at] < EvidenceSource.SAMPLE)
     judged.reason[at] |= np.where(unseen, Reason.UNORDERED, Reason.LAID_OUT)
+    judged.reason[at] |= np.where(unseen & evidence.has_same_fingerprint(at), Reason.NOT_MOVED, 0)
 
 
 def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:

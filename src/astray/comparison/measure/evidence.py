@@ -183,11 +183,25 @@ class Evidence:
         bits = np.full(len(self.pairs.reference), -1, np.int8)
         at = np.flatnonzero(self.pairs.matched)
         if len(at) and self.same_fingerprint_kind:
-            known = self.reference.known("fingerprint", self.pairs.reference[at])
-            known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
-            known &= np.equal(*self.sides("dtype", at)) & ~self.moved(at)
+            known = self._has_fingerprints(at) & ~self.moved(at)
             bits[at] = np.where(known, np.equal(*self.numbers("fingerprint", at)), -1)
         return bits
+
+    def _has_fingerprints(self, at: Ints) -> Bools:
+        """Where both sides have fingerprints of one dtype."""
+        known = self.reference.known("fingerprint", self.pairs.reference[at])
+        known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
+        return known & np.equal(*self.sides("dtype", at))
+
+    def has_same_fingerprint(self, at: Ints) -> Bools:
+        """Where both sides were recorded with the same bits, whatever the mapping does to them.
+
+        Not where all elements are one number, for then they have no order.
+        """
+        if not self.same_fingerprint_kind:
+            return np.zeros(len(at), np.bool_)
+        several = np.less(*(self.candidate.statistic(name, self.pairs.candidate[at]) for name in ("min", "max")))
+        return np.asarray(several & self._has_fingerprints(at) & np.equal(*self.numbers("fingerprint", at)))
 
     def value_locations(self, at: Ints) -> Iterator[tuple[int, ...]]:
         """For each pair where the values of both sides lie, and what else a measurement of them depends on."""

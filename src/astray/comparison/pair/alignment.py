@@ -170,6 +170,7 @@ class CallSequence(NamedTuple):
     of_row: Ints
     detail: Ints
     size: Floats
+    forward: Ints  # of a backward call, the place of the call that it belongs to; −1 where that is not known
 
     @classmethod
     def of(cls, rows: Rows, measure: str) -> CallSequence:
@@ -177,10 +178,33 @@ class CallSequence(NamedTuple):
         call_rows, first, of_row = np.unique(rows.call_row, return_index=True, return_inverse=True)
         columns = {name: rows.columns[name][first] for name in (*SCOPE, "kind", "site", "type", "call")}
         count = len(call_rows)
-        return cls(columns, of_row, _details(rows, of_row, count), _sizes(rows, of_row, count, measure))
+        details, sizes = _details(rows, of_row, count), _sizes(rows, of_row, count, measure)
+        return cls(columns, of_row, details, sizes, _forward_calls(rows, call_rows, columns))
 
     def __len__(self) -> int:
         return len(self.detail)
+
+
+def _forward_calls(rows: Rows, call_rows: Ints, columns: dict[str, Ints]) -> Ints:
+    """For each call the place of the forward call whose backward it is, −1 for others.
+
+    An op of the backward pass is a call of its own. Of a call that was made again the backward may belong to either.
+    """
+    assert rows.run is not None, "there are rows"
+    calls = rows.run.calls
+    phase, kind = calls.coded("phase"), calls.coded("kind")
+    seq, parent = calls.numbers("seq")[call_rows], calls.numbers("parent")[call_rows]
+    is_backward = (phase.codes == phase.code("backward"))[call_rows] & (parent >= 0)
+    is_backward &= np.isin(kind.codes[call_rows], [kind.code(name) for name in ("function", "collective")])
+    place = np.full(len(call_rows), -1)
+    at = np.flatnonzero(is_backward)
+    if len(at):
+        order = np.argsort(seq, kind="stable")
+        found = order[np.minimum(np.searchsorted(seq, parent[at], sorter=order), len(seq) - 1)]
+        known = (seq[found] == parent[at]) & (columns["again"][found] == 0)
+        known &= columns["site"][found] == columns["site"][at]
+        place[at[known]] = found[known]
+    return place
 
 
 def renumber_by_arguments(reference: Rows, candidate: Rows, words: Words) -> Rows:
@@ -233,7 +257,8 @@ def _arguments_of_calls(rows: Rows, module: int, vocabulary: StringTable) -> dic
 def partners(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tuple[Ints, Ints]:
     """A number for each row that its partner's call has too; 0 where the key decides.
 
-    Calls that are paired by order and have no partner get a number of their own. in_order: all calls are.
+    Calls that are paired by order and have no partner get a number of their own. in_order: all calls are. A backward
+    call has the partner of its forward call, for gradients of several branches may come in any order.
     """
     nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
     if not len(reference) or not len(candidate):
@@ -248,6 +273,9 @@ def partners(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> 
     else:
         by_order = _in_uneven_modules(calls_reference, calls_candidate, scopes, words)
         streams = _in_modules_of(calls_reference, calls_candidate, by_order, scopes, _modules(words.site))
+        for masks in (by_order, streams):
+            for taken, calls in zip(masks, (calls_reference, calls_candidate), strict=True):
+                taken &= calls.forward < 0
     numbers = np.zeros(len(calls_reference), np.int64), np.zeros(len(calls_candidate), np.int64)
     for scope in np.unique(scopes[0][streams[0]]).tolist():
         places = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
@@ -267,6 +295,10 @@ def partners(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> 
     unpaired = [taken & (number == 0) for taken, number in zip(by_order, numbers, strict=True)]
     numbers[0][unpaired[0]] = len(calls_reference) + 1 + np.flatnonzero(unpaired[0])
     numbers[1][unpaired[1]] = 2 * len(calls_reference) + 1 + np.flatnonzero(unpaired[1])
+    if not in_order:
+        for number, calls in zip(numbers, (calls_reference, calls_candidate), strict=True):
+            backward = calls.forward >= 0
+            number[backward] = number[calls.forward[backward]]
     return numbers[0][calls_reference.of_row], numbers[1][calls_candidate.of_row]
 
 

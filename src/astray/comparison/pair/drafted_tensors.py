@@ -153,7 +153,8 @@ def _of_square(
 ) -> tuple[bool | None, str]:
     """Whether a square weight is transposed, None where nothing shows it; and why."""
     if reference.has_bits_of(candidate):
-        return False, "the same bits"
+        is_usual = conventions.get(_kind(tensor), bool(_known_reason(tensor, known)))
+        return is_usual, f"as others of {tensor.type}, though it has the reference's bits: was it loaded as it is?"
     if reference.has_elements_of(candidate):
         return True, "with the reference's statistics and other bits"
     if _kind(tensor) in conventions:

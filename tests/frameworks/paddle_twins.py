@@ -1,0 +1,70 @@
+"""The Paddle side of the programs in `torch_twins`, as one would write them there. `scale` is a place for a fault."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+
+class Attention(nn.Layer):
+    """Causal attention over a few heads. scale: what its scores are multiplied by besides."""
+
+    def __init__(self, width: int, heads: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.proj = nn.Linear(width, width)
+        self._factor = [scale * (width // heads) ** -0.5]  # in a list, which no recording takes for a setting
+
+    def split(self, x: paddle.Tensor) -> paddle.Tensor:
+        batch, length, width = x.shape
+        return x.reshape([batch, length, self.heads, width // self.heads]).transpose([0, 2, 1, 3])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+        scores = paddle.matmul(q, k.transpose([0, 1, 3, 2])) * self._factor[0]
+        scores = scores + paddle.triu(paddle.full([length, length], float("-inf")), 1)
+        mixed = paddle.matmul(F.softmax(scores), v)
+        return self.proj(mixed.transpose([0, 2, 1, 3]).reshape([batch, length, width]))
+
+
+class Block(nn.Layer):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln2, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.act, self.down = nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.down(self.act(self.up(self.ln2(x))))
+
+
+class Transformer(nn.Layer):
+    def __init__(self, words: int = 13, width: int = 16, heads: int = 2, layers: int = 2) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(8, width)
+        self.h = nn.LayerList([Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
+
+    def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
+        x = self.tokens(ids) + self.positions(paddle.arange(ids.shape[1]))
+        for block in self.h:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class ConvNet(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2D(3, 8, 3, padding=1), nn.BatchNorm2D(8)
+        self.pool = nn.MaxPool2D(2)
+        self.conv2, self.bn2 = nn.Conv2D(8, 12, 3, stride=2), nn.BatchNorm2D(12)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))
+        x = F.relu(self.bn2(self.conv2(x)))
+        return self.fc(x.mean((2, 3)))
