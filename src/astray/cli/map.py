@@ -1,4 +1,4 @@
-"""`astray map`: drafts what the modules of one run are called in another."""
+"""`astray map`: drafts what the modules of one run are called in another, and how its tensors lie there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "map",
         help="draft which modules of two models belong together",
-        description="Drafts a mapping for `astray compare --map`, for two models whose modules have different names.",
-        epilog="Read the draft before you use it: it pairs modules by their parameters' shapes and their order.",
+        description="Drafts a mapping for `astray compare --map`: for two models whose modules have different names, "
+        "and for two frameworks, which call things differently and store some weights transposed.",
+        epilog="Read the draft before you use it: it pairs modules by their parameters' shapes and their order, and "
+        "says why each weight that lies otherwise is taken for one.",
     )
     parser.add_argument("reference", metavar="REFERENCE", help="the run that is right")
     parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
