@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import paddle
@@ -13,7 +14,9 @@ from astray.capture.copies import TransparentHook
 from astray.capture.engine import Engine
 from astray.capture.paddle.adapter import PaddleAdapter
 from astray.capture.paddle.calls.wrappers import Chain, can_be_called, chains, type_name
-from astray.capture.paddle.native.core import _paddle
+from astray.capture.paddle.gradients import in_backward
+from astray.capture.paddle.native.core import OpenCall, Site, _paddle
+from astray.records import ROOT
 
 
 class PaddleLayers:
@@ -48,8 +51,34 @@ class _SavingAdapter(PaddleAdapter):
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         engine.reads_call_gradients = False
         super().start(engine, end_step)
+        engine.enter = _ForwardCount(engine)  # type: ignore[method-assign]
         if self._layers is not None:
             self._layers.parameters.sums = False
+
+
+class _ForwardCount:
+    """Begins a micro step with each forward of the model: stands before the engine's `enter`.
+
+    Pipelines call `forward` of the model themselves, so that each layer right in it is outermost. Then a layer that
+    comes again begins the next forward.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._enter = engine.enter
+        self._called: set[str] = set()  # the outermost layers of this forward
+
+    def __call__(self, site: Site, frame: FrameType | None, **named: Any) -> OpenCall:
+        engine = self._engine
+        if in_backward():
+            named["recompute"] = True
+        if site.kind != "module" or named.get("recompute") or engine.is_in_module:
+            return self._enter(site, frame, **named)
+        begins = not self._called or site.name == ROOT or site.name in self._called
+        if begins:
+            self._called.clear()
+        self._called.add(site.name)
+        return self._enter(site, frame, **named, micro=None if begins else engine.latest_micro)
 
 
 class _ForwardHook(TransparentHook):
