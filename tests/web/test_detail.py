@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from astray import Comparison, compare
+from astray.comparison.pair.layouts import Layout
+from astray.comparison.pair.mapping import LayoutRule, Mapping
 from astray.records import Frame
 from astray.web.detail import detail_of
 from astray.web.views import ComparisonView, RunView
@@ -54,6 +56,29 @@ def test_metrics_and_statistics_are_those_of_float64():
     assert len(found["histograms"]["a"]) == 64
     assert len(found["worst"]) == 20
     assert found["heat"]["views"][0]["shape"] == [4, 8]
+
+
+def laid_out(keep: str = "stats,tensors", part: str | None = None) -> Comparison:
+    """A weight, and one that is transposed and has one element that is off."""
+    sides = [Builder("runs/good", keep), Builder("runs/bad", keep)]
+    wrong = LEFT.copy()
+    wrong[1, 5] += 1
+    for builder, values in zip(sides, (LEFT, wrong.T), strict=True):
+        builder.tensor(builder.call("fc"), "parameter", "weight", values, part=part)
+    mapping = Mapping(layouts=[LayoutRule("fc.weight", Layout.parse("transpose"))])
+    return compare(sides[0].run, sides[1].run, mapping=mapping)
+
+
+def test_values_that_lie_otherwise_are_shown_as_the_reference_lays_them_out():
+    found = detail(laid_out())
+    [worst] = [element for element in found["worst"] if element["difference"]]
+    assert (worst["index"], worst["difference"]) == ([1, 5], pytest.approx(1.0, rel=1e-6))
+    assert found["heat"]["views"][0]["shape"] == [4, 8]
+    assert (found["statistics"][1]["a"], found["statistics"][1]["b"]) == ("4×8", "8×4")
+
+
+def test_some_values_of_a_tensor_that_lies_otherwise_are_not_shown():
+    assert "they are not those of the reference" in detail(laid_out(part=":2, ..."))["lacking"]
 
 
 def test_a_metric_that_was_asked_for_is_there_too():

@@ -29,9 +29,11 @@ from astray.comparison.pair.alignment import unnamed_calls as unnamed_calls
 from astray.comparison.pair.checkpoints import pair_names
 from astray.comparison.pair.joined_runs import about_micro_steps, join
 from astray.comparison.pair.layout_checks import check_layouts, doubtful_layouts
+from astray.comparison.pair.layouts import Layout
 from astray.comparison.pair.lone_rows import lone_by_mapping
 from astray.comparison.pair.mapping import NOTHING, Mapping
 from astray.comparison.pair.matching import Matching, MatchingOptions
+from astray.comparison.pair.renaming import renamed_columns
 from astray.comparison.problems import different_settings, little_shared, nothing_comparable, nothing_shared, problems
 from astray.comparison.ranks.rank import JudgeOptions, PairCounts, RankSides, compare_rank, table
 from astray.comparison.ranks.schedule import ComparedRuns, compare_ranks, job_of
@@ -287,6 +289,20 @@ class ComparisonData:
     def columns(self) -> Columns:
         """Every column that reports show, by name: `astray help reports` explains them."""
         return Columns(self.reference, self.candidate, self.pairs)
+
+    def layout_of(self, rank: int, row: int) -> Layout | None:
+        """How the mapping lays out a tensor of the candidate; None where it lies as the reference's does."""
+        if not self.mapping.layouts:
+            return None
+        if rank not in self._rules:
+            self._rules[rank] = renamed_columns(self.candidate.ranks[rank], self.mapping).layout
+        rule = int(self._rules[rank][row])
+        return self.mapping.layouts[rule].layout if rule >= 0 else None
+
+    @cached_property
+    def _rules(self) -> dict[int, npt.NDArray[Any]]:
+        """The rules of all tensors of the ranks that were asked for."""
+        return {}
 
     def select(self, filter: str | Filter | None = None, sort: Order | None = None, top: int | None = None) -> Pairs:
         """The rows that fit an expression, sorted, and of these the first few.

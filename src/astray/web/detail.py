@@ -16,6 +16,7 @@ from astray.comparison.blame.explanation import explained, furthest_slice
 from astray.comparison.comparison import COLUMNS
 from astray.comparison.divergence import TensorPlace
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.pair.layouts import Layout
 from astray.comparison.select.columns import STATISTICS
 from astray.errors import RunError
 from astray.formatting import figures
@@ -60,7 +61,8 @@ def detail_of(view: ResultView, row: int) -> Document:
 def _of_pair(view: ComparisonView, row: int) -> Document:
     place = TensorPlace.of(view.pairs, row)
     reference, candidate = view.sides(row)
-    values, charts, lacking = values_of(reference, candidate)
+    layout = None if candidate is None else view.comparison.layout_of(candidate.rank.rank, candidate.row)
+    values, charts, lacking = values_of(reference, candidate, layout)
     return {
         **_about(view, row),
         "verdict": place.verdict,
@@ -268,11 +270,19 @@ class ValueDocument(NamedTuple):
     lacking: str | None
 
 
-def values_of(reference: TensorRef | None, candidate: TensorRef | None, alone: bool = False) -> ValueDocument:
-    """The values of a row. alone: there is only one run, so that nothing is missing on the other side."""
+def values_of(
+    reference: TensorRef | None, candidate: TensorRef | None, layout: Layout | None = None, *, alone: bool = False
+) -> ValueDocument:
+    """The values of a row.
+
+    layout: how the candidate's are laid out as the reference's. alone: there is only one run, so that nothing is
+    missing on the other side.
+    """
     tensors = (reference, candidate)
     try:
         sides = [None if tensor is None else Elements.read(tensor.rank, tensor.row) for tensor in tensors]
+        if layout is not None and sides[1] is not None:
+            sides[1] = sides[1].laid_out(layout)
         return _compared(sides[0], sides[1], tensors, alone)
     except RunError as error:
         return ValueDocument(_recorded(reference or candidate), None, str(error))

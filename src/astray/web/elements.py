@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.measure.evidence import ALL_VALUES, KeptSelection
+from astray.comparison.pair.layouts import Layout
 from astray.errors import RunError
 from astray.part import Part, Span
 from astray.stats import dtypes
@@ -100,6 +101,19 @@ class Elements:
         if to == self.kept or not isinstance(self._source, np.ndarray):
             return self
         return Elements(self.kept.narrow(self._source, to), self.dtype, self.tensor, to)
+
+    def laid_out(self, layout: Layout) -> Elements:
+        """The same numbers as another run lays them out. Raises RunError where only some of them were kept."""
+        if self.kept != ALL_VALUES:
+            raise RunError(
+                "The candidate kept some values only, and the mapping lays this tensor out in another way: they are "
+                "not those of the reference."
+            )
+        source = self._source
+        values = source if isinstance(source, np.ndarray) else source[0].verified(source[1])
+        if values is None:
+            raise RunError("The values of the candidate are not there any more.")
+        return Elements(layout.apply(values), self.dtype, layout.shape(self.tensor), ALL_VALUES)
 
     @property
     def size(self) -> int:
