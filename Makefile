@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PEERS := .venv-msprobe
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
-BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py benchmarks/paddle_cpu.py,$(wildcard benchmarks/*.py))
 
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of interpreters: without it each compiles astray again
 
@@ -145,6 +145,7 @@ peers: $(PEERS)/.ready  ## Make the environment of the tool that benchmarks/capt
 bench: $(READY) $(PAGE) browser  ## Measure everything, beside peers where there are some; prints tables for benchmarks/RESULTS.md
 	@$(MAKE) --no-print-directory peers || echo "MISSING: msprobe could not be installed; its columns will be empty" >&2
 	@for script in $(BENCHMARKS); do echo "## $$script"; $(BIN)/python $$script || exit 1; done
+	@echo "## benchmarks/paddle_cpu.py"; $(MAKE) --no-print-directory $(PADDLE)/.ready && $(PADDLE)/bin/python benchmarks/paddle_cpu.py
 
 clean:  ## Remove the virtual environment and what was built
 	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so src/astray/*/*/*/*.so \
