@@ -56,6 +56,38 @@ class Transformer(nn.Layer):
         return self.head(self.norm(x))
 
 
+class Mixer(nn.Layer):
+    """A block with other names, in another order."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.self_attention = Attention(width, heads)
+        self.norm_before, self.norm_between = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.self_attention(self.norm_before(x))
+        return x + self.feed_forward(self.norm_between(x))
+
+
+class Renamed(nn.Layer):
+    """The transformer as someone else would have written it, inside of something."""
+
+    def __init__(self, words: int = 13, width: int = 16, heads: int = 2, layers: int = 2) -> None:
+        super().__init__()
+        self.decoder = nn.Layer()
+        self.decoder.embed_tokens, self.decoder.embed_positions = nn.Embedding(words, width), nn.Embedding(8, width)
+        self.decoder.layers = nn.LayerList([Mixer(width, heads) for _ in range(layers)])
+        self.decoder.final_norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, words)
+
+    def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
+        x = self.decoder.embed_tokens(ids) + self.decoder.embed_positions(paddle.arange(ids.shape[1]))
+        for layer in self.decoder.layers:
+            x = layer(x)
+        return self.output(self.decoder.final_norm(x))
+
+
 class ConvNet(nn.Layer):
     def __init__(self) -> None:
         super().__init__()

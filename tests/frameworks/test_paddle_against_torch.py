@@ -125,6 +125,27 @@ def test_adam_without_decoupled_decay_agrees(tmp_path: Path) -> None:
     assert diff.same, str(diff)
 
 
+@pytest.mark.parametrize("level", ["module", "function"])
+def test_a_model_with_other_names_agrees(tmp_path: Path, level: str) -> None:
+    """Its first draft is made of other weights; with it the same weights are loaded, and it is compared."""
+    program = transformer()._replace(paddle_model=paddle_twins.Renamed)
+    levels = ["module", "function"] if level == "function" else "module"
+    settings = {"level": levels, "keep": ["stats", "fingerprint", "tensors"]}
+    torch.manual_seed(0)
+    model, layer = program.torch_model(), program.paddle_model()
+    run_torch(tmp_path / "torch", program, model, **settings)
+    run_paddle(tmp_path / "first", program, layer, **settings)
+    file = str(tmp_path / "map.yaml")
+    assert main(["map", str(tmp_path / "torch"), str(tmp_path / "first"), "-o", file]) == 0
+    layer = program.paddle_model()
+    loaded = astray.load_from(tmp_path / "torch", layer, map=file)
+    assert loaded.names["decoder.layers.1.feed_forward.0.weight"] == "h.1.up.weight"
+    run_paddle(tmp_path / "paddle", program, layer, **settings)
+    diff = astray.compare(tmp_path / "torch", tmp_path / "paddle", mapping=file)
+    assert diff.first is None, str(diff)
+    assert diff.same, _missing(diff)
+
+
 # -- faults on the Paddle side -----------------------------------------------------------------------------------------
 
 

@@ -305,3 +305,48 @@ def test_a_parameter_of_one_run_may_be_a_buffer_of_the_other(runs):
 
     assert compare(run("state"), run("parameter")).counts["identical"] == 2
     assert compare(run("state"), run("parameter", 1.1)).first.place.path == "running_mean"
+
+
+@pytest.mark.parametrize(
+    "ways", [{"micro": "joined"}, {"by": "order"}, {"shapes": "same"}, {"shapes": "loose"}], ids=str
+)
+def test_layouts_go_with_other_ways_of_pairing(runs, tmp_path, ways):
+    file = mapping(tmp_path, TRANSPOSED)
+    keep = "fingerprint,stats,tensors"
+    found = compare(network(runs.Builder(), keep=keep), network(runs.Builder(), True, keep=keep), mapping=file, **ways)
+    assert found.counts["identical"] == 12
+    assert found.same
+
+
+def test_layouts_reach_the_processes_that_compare_ranks(tmp_path):
+    import pickle
+
+    from astray.comparison.pair.matching import Matching
+    from astray.comparison.ranks.worker import ComparisonJob
+
+    matching = Matching.check(mapping=mapping(tmp_path, TRANSPOSED))
+    assert matching.mapping.layout_rule("fc.weight") == 0
+    job = ComparisonJob("a", "b", (), matching, None, False, ())
+    assert pickle.loads(pickle.dumps(job)).matching.mapping == matching.mapping
+
+
+def test_checkpoints_are_laid_out_too(tmp_path):
+    import torch
+
+    from astray.comparison.pair.mapping_draft import draft
+    from astray.store import open_run
+
+    weights = {"fc.weight": torch.randn(300, 200), "fc.bias": torch.randn(300), "table": torch.randn(20, 20)}
+    turned = weights | {"fc.weight": weights["fc.weight"].T.contiguous()}
+    torch.save(weights, tmp_path / "a.pt")
+    torch.save(turned, tmp_path / "b.pt")
+    plain = compare(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert any("layouts: {'fc.weight': transpose}" in problem for problem in plain.problems)
+    text = str(draft(open_run(tmp_path / "a.pt"), open_run(tmp_path / "b.pt")))
+    assert "'fc.weight': transpose  # [200, 300] here and [300, 200] in the reference" in text
+    found = compare(tmp_path / "a.pt", tmp_path / "b.pt", mapping=mapping(tmp_path, text))
+    assert (found.same, found.counts["identical"]) == (True, 3)
+    turned["fc.weight"][7, 9] += 1
+    torch.save(turned, tmp_path / "b.pt")
+    found = compare(tmp_path / "a.pt", tmp_path / "b.pt", mapping=mapping(tmp_path, text))
+    assert (found.first.site, found.first.magnitude) == ("fc.weight", pytest.approx(1.0, rel=1e-5))
