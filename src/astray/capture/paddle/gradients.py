@@ -1,9 +1,10 @@
 """Records the gradients of parameters, each time a backward pass has brought them one.
 
 A row `grad` holds what has accumulated so far; it is read when the backward pass is over, since Paddle runs no hook
-between. Where there was a gradient already, a row `added` holds what this backward pass alone brought. So it does where
-mixed precision adds up in `main_grad`, in float32: its hook clears the gradient, whose memory is kept until ours has
-read it (`ClearedGradients`). The gradients of calls are recorded natively: native/live_gradients.h.
+between. Of one rank of several the first gradient is read as it arrives: it is this rank's own. Where there was a
+gradient already, a row `added` holds what this backward pass alone brought. So it does where mixed precision adds up in
+`main_grad`, in float32: its hook clears the gradient, whose memory is kept until ours has read it (`ClearedGradients`).
+The gradients of calls are recorded natively: native/live_gradients.h.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import paddle
+from paddle import distributed
 from paddle.base import core
 
 from astray.capture.engine import Engine
@@ -104,6 +106,9 @@ class ParameterCapture:
                     )
             elif not self.sums or has_main_gradient or _has_gradient(parameter):
                 watched.seq = self._record(watched, "added", gradient)
+            elif _is_rank():  # when the backward pass is over, DataParallel has summed it over the ranks
+                self._record(watched, "grad", gradient)
+                return
             if self.sums:
                 if not self._waiting:
                     _paddle.after_backward(self._backward_ended)
@@ -240,6 +245,11 @@ def accumulated_gradient(parameter: paddle.Tensor) -> paddle.Tensor | None:
         return gradient
     main: Any = getattr(parameter, "main_grad", None)
     return main if isinstance(main, paddle.Tensor) and main._is_initialized() else None
+
+
+def _is_rank() -> bool:
+    """Whether this process is one of several."""
+    return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _has_gradient(parameter: paddle.Tensor) -> bool:
