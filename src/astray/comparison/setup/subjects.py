@@ -249,17 +249,14 @@ def _memberships(
     are_frozen: tuple[set[str], set[str]],
 ) -> Iterator[Finding]:
     """The parameters that only one run optimizes. One that takes no gradient is optimized by nothing."""
-    places_reference, places_candidate = (
-        {name: place for name, place in _places(side, steps).items() if name not in frozen}
-        for side, frozen in zip((reference, candidate), are_frozen, strict=True)
-    )
+    places_reference, places_candidate = _places(reference, steps), _places(candidate, steps)
     if not places_reference or not places_candidate:
         return
     for name, place in places_reference.items():
-        if name not in places_candidate:
+        if name not in places_candidate and name not in are_frozen[0]:
             yield Finding("optimizer", name, "", "parameters", place, ABSENT)
     for name, place in places_candidate.items():
-        if name not in places_reference:
+        if name not in places_reference and name not in are_frozen[1]:
             label, _, rest = place.partition(", ")
             yield Finding("optimizer", name, "", "parameters", ABSENT, f"{renamed.get(label, label)}, {rest}")
 
