@@ -39,7 +39,8 @@ class Net(nn.Layer):
 def main():
     paddle.seed(0)
     net = Net()
-    loader = paddle.io.DataLoader(list(paddle.randn([12, 8]).numpy()), batch_size=4, num_workers=int("workers" in sys.argv))
+    rows = list(paddle.randn([12, 8]).numpy())
+    loader = paddle.io.DataLoader(rows, batch_size=4, num_workers=int("workers" in sys.argv))
     if "weight" in sys.argv:
         net.down.weight.set_value(net.down.weight * 1.001)
     optimizer = paddle.optimizer.AdamW(1e-2, parameters=net.parameters())
