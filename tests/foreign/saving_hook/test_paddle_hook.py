@@ -34,7 +34,14 @@ from foreign.saving_hook.paddle_llama import (  # noqa: E402
 )  # fmt: skip
 
 CASES = Path(__file__).parents[2] / "cases" / "precision_checker"
-PATCHED = [paddle.Tensor, nn.Layer, paddle.optimizer.Optimizer, paddle.optimizer.AdamW, paddle.amp.GradScaler]
+PATCHED = [
+    paddle.base.core.eager,
+    paddle.Tensor,
+    nn.Layer,
+    paddle.optimizer.Optimizer,
+    paddle.optimizer.AdamW,
+    paddle.amp.GradScaler,
+]
 
 
 class Recomputed(Llama):
