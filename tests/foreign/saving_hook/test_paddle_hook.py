@@ -398,6 +398,16 @@ def test_forwards_before_their_backwards(model: Any, tmp_path: Path) -> None:
     assert [saved.micro for saved in gradients if saved.site == "linear_0.w_0"] == [2, 1, 0]
 
 
+def test_limits_end_the_recording_of_a_pipeline(model: Any, tmp_path: Path) -> None:
+    register_saving_hook(model, tmp_path, max_saved_tensors=9, max_saved_grads=30)
+    for micro in range(500):
+        model.forward(batch(micro)).backward()
+        if not hooks_of(model):
+            break
+    assert hooks_of(model) == []
+    assert (len(files(tmp_path, "tensors")), len(files(tmp_path, "grads"))) == (9, 30)
+
+
 def test_forwards_of_pipelines_are_counted(model: Any, tmp_path: Path) -> None:
     """They call `forward` itself, past the hooks on the model; several forwards may come before their backwards."""
     expected = [gradients_of(model, micro) for micro in range(4)]

@@ -7,6 +7,7 @@ ordinary recordings with a writer of another format; nothing here reads a tensor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,10 +49,10 @@ class Framework(Protocol):
     def adapter(self, model: Any, /) -> Adapter:
         """What records the model."""
 
-    def on_forward(self, model: Any, is_due: Callable[[], bool], work: Callable[[], None], /) -> Any:
-        """Has `work` done when a forward of the model finds that it is due; returns what can be removed, or None.
+    def on_forward(self, model: Any, is_due: Callable[[], bool], work: Callable[[], None], /) -> contextlib.ExitStack:
+        """Has `work` done when a forward of the model finds that it is due, until the result is closed.
 
-        It removes hooks, so it is done when the framework can have it.
+        The work removes hooks: it is done when the framework allows that.
         """
 
 
@@ -144,7 +145,7 @@ class _ModelSaving:
         self.path = path
         self.names = names
         self._recorders: list[_FolderRecorder] = []
-        self._handle: Any = None
+        self._hooks: contextlib.ExitStack | None = None
 
     def start(self, layers: Sequence[str], shared: Sequence[str], limits: Mapping[FolderName, Limit]) -> None:
         """Begin. Removes everything again where it fails.
@@ -153,7 +154,7 @@ class _ModelSaving:
         """
         _active.append(self)
         # Before the recorders' own hooks: a recording that is full ends before it observes the call.
-        self._handle = self.framework.on_forward(self.model, self.has_full, self.end_full)
+        self._hooks = self.framework.on_forward(self.model, self.has_full, self.end_full)
         named = "|".join(map(re.escape, layers))
         parameters = ["[^.]+" if name == ROOT else rf"{re.escape(name)}\..+" for name in layers]
         with_parameters = "|".join([named, *parameters, *map(re.escape, shared)])
@@ -187,9 +188,8 @@ class _ModelSaving:
         atexit.unregister(self.end)
         while self._recorders:
             self._recorders.pop().end()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._hooks is not None:
+            self._hooks.close()
         if self in _active:
             _active.remove(self)
 

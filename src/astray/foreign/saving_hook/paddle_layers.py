@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -40,9 +41,13 @@ class PaddleLayers:
     def adapter(self, model: nn.Layer) -> Adapter:
         return _SavingAdapter({"": model})
 
-    def on_forward(self, model: nn.Layer, is_due: Callable[[], bool], work: Callable[[], None]) -> Any:
+    def on_forward(self, model: nn.Layer, is_due: Callable[[], bool], work: Callable[[], None]) -> contextlib.ExitStack:
         """The work is done after the next backward pass: Paddle walks over a layer's hooks while it calls them."""
-        return nn.Layer.register_forward_pre_hook(model, _ForwardHook(is_due, work))
+        handles = contextlib.ExitStack()
+        first = next((chain.inner for chain in chains(model) if self.is_leaf(chain)), model)  # for pipelines
+        for layer in {id(layer): layer for layer in (model, first)}.values():
+            handles.callback(nn.Layer.register_forward_pre_hook(layer, _ForwardHook(is_due, work)).remove)
+        return handles
 
 
 class _SavingAdapter(PaddleAdapter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,8 +41,12 @@ class TorchModules:
     def adapter(self, model: nn.Module) -> Adapter:
         return adapter_for(model)
 
-    def on_forward(self, model: nn.Module, is_due: Callable[[], bool], work: Callable[[], None]) -> Any:
-        return model.register_forward_pre_hook(_ForwardHook(is_due, work))
+    def on_forward(
+        self, model: nn.Module, is_due: Callable[[], bool], work: Callable[[], None]
+    ) -> contextlib.ExitStack:
+        handles = contextlib.ExitStack()
+        handles.callback(model.register_forward_pre_hook(_ForwardHook(is_due, work)).remove)
+        return handles
 
 
 class _ForwardHook(TransparentHook):
