@@ -312,3 +312,13 @@ def test_an_exception_of_a_signal_handler_reaches_the_program(tmp_path: Path) ->
             recorder.step()
     finally:
         signal.signal(signal.SIGUSR1, previous)
+
+
+def test_several_recomputed_blocks_are_one_forward(tmp_path: Path) -> None:
+    """A backward pass inside the backward pass ends before that does."""
+    model = Transformer(blocks=3, recomputed=True)
+    ids = paddle.randint(0, 32, [2, 8])
+    run = record(tmp_path / "run", model, lambda: model(ids).mean(), level="module")
+    again = rows(run, step=1, phase="forward", role="output", recompute=True)
+    assert {row["site"] for row in again if row["type"] == "Block"} == {"h.0", "h.1", "h.2"}
+    assert {row["micro"] for row in rows(run)} == {0}

@@ -369,3 +369,26 @@ def test_two_recordings_at_once(first_ends: bool, tmp_path: Path) -> None:
     assert seen[0] == seen[1] == {
         "<root>", "0", "1", "2", "0/linear", "1/relu", "2/linear", "0.weight", "0.bias", "2.weight", "2.bias",
     }  # fmt: skip
+
+
+def test_labels_of_a_loss_outside_of_all_layers(tmp_path: Path) -> None:
+    model = two_layers()
+    labels = paddle.to_tensor([1, 0, 1])
+    with astray.record(tmp_path / "run", model):
+        F.cross_entropy(model(paddle.randn([3, 4])), labels).backward()
+        nn.CrossEntropyLoss()(model(paddle.randn([3, 4])), label=labels)
+    found = rows(astray.open(tmp_path / "run"), site="/cross_entropy")
+    assert [(row["path"], row["dtype"], row["mean"]) for row in found] == [("label", "int64", 2 / 3)] * 2
+
+
+def test_limits_of_clipping_are_settings_of_the_optimizer(tmp_path: Path) -> None:
+    model = two_layers()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    with astray.record(tmp_path / "run", model) as recorder:
+        model(paddle.randn([3, 4])).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+        recorder.step()
+    notes = {(note.subject, note.site): note.values for note in astray.open(tmp_path / "run").ranks[0].setup}
+    group = notes["optimizer", "SGD/param_groups.0"]
+    assert (group["clip_grad_norm"], group["clip_grad_value"]) == (0.25, "off")

@@ -29,6 +29,7 @@ from astray.capture.paddle.calls.wrappers import raw_names
 from astray.capture.paddle.discovery import ModelDiscovery, StepDetector
 from astray.capture.paddle.native.core import Site, _paddle
 from astray.capture.paddle.optimizer_steps import OptimizerCapture
+from astray.capture.paddle.patches import LossLabels
 from astray.capture.paddle.tensors import PaddleReader
 from astray.capture.paddle.unobserved import Unobserved
 from astray.capture.settings import Settings
@@ -94,6 +95,7 @@ class PaddleAdapter:
         self._functions = FunctionCapture(engine, self._gradients)
         self._static_programs = StaticPrograms(engine, self._functions)
         self._collectives = CollectiveCapture(engine)
+        self._loss_labels = LossLabels(engine)
         self._optimizers = OptimizerCapture(
             engine, self._layers.parameters, self._layers.setup, self._stepped, everything=everything
         )
@@ -159,7 +161,8 @@ class PaddleAdapter:
             parts.append(self._step_detector.remove)
         if self._layers is not None:
             parts += [self._optimizers.remove, self._writers.remove, self._collectives.remove]
-            parts += [self._static_programs.remove, self._functions.remove]
+            parts += [self._static_programs.remove, self._functions.remove, self._loss_labels.remove]
+            parts += [self._layers.setup.stop]
             parts += [self._gradients.finish, self._gradients.remove, self._layers.detach]
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):

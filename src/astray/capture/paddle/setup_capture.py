@@ -25,6 +25,7 @@ from astray.capture.module_settings import (
 from astray.capture.paddle import paddle_flags as flags
 from astray.capture.paddle.calls.wrappers import Chain, type_name
 from astray.capture.paddle.native.core import Site
+from astray.capture.paddle.patches import Clipping
 from astray.capture.paddle.tensors import DTYPE
 from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.records import ROOT
@@ -54,6 +55,7 @@ class SetupCapture:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # the flags of Paddle, when they were last read
+        self._clipping = Clipping(engine)
 
     def start(self, *, seeded: bool) -> None:
         """The recording begins. `seeded`: the program has already set its seed."""
@@ -64,6 +66,9 @@ class SetupCapture:
                 self._describe_all()
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self._engine.failed(_SUBJECT, error)
+
+    def stop(self) -> None:
+        self._clipping.remove()
 
     def modules_changed(self) -> None:
         """Layers were added or replaced: all are read again before the next call."""
@@ -94,7 +99,7 @@ class SetupCapture:
         """An optimizer is about to step. `name` returns the name of a parameter."""
         for number, (settings, parameters) in enumerate(groups(optimizer)):
             site = f"{label}/param_groups.{number}"
-            noted = {"class": type(optimizer).__name__, **settings}
+            noted = {"class": type(optimizer).__name__, **settings, **self._clipping.of(parameters)}
             noted["parameters"] = [name(parameter) or f"{site}.{at}" for at, parameter in enumerate(parameters)]
             if self._optimizers.get(site) != noted:
                 self._optimizers[site] = noted

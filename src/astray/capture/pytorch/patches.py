@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
@@ -22,6 +21,7 @@ from torch.compiler import is_compiling
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
+from astray.capture.clipping import CLIPPING_SETTINGS, ClippingLimits
 from astray.capture.engine import Engine
 from astray.capture.patched_function import PatchedFunction
 from astray.capture.pytorch.compiled.dynamo import never_compiled
@@ -63,24 +63,16 @@ class CudaGraphReplays:
 # -- clipping of gradients -------------------------------------------------------------------------------------------
 
 
-CLIPPING_SETTINGS = ("clip_grad_norm", "clip_grad_value")
-OFF = "off"
-
 _CLIP_WITH_NORM = "_clip_grads_with_norm_"
 """What `clip_grad_norm_` calls by its name, however a program has imported that; older versions of torch lack it."""
 
 
 class Clipping:
-    """The limits to which gradients were clipped since their last step, until `remove`.
-
-    They are noted as settings of the optimizer that steps with these gradients next. Adam divides by the size of its
-    gradients, so clipping leaves hardly a trace in the weights of a few steps. No tensor is read: the functions that
-    clip are given their limit as a number.
-    """
+    """Notes the limits to which torch's functions clip gradients, until `remove`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._limits: dict[str, tuple[float | str, set[int]]] = {}  # the limit, and the ids of parameters clipped to it
+        self._limits = ClippingLimits()
         norm, value = (functools.partial(_wrap_clipping, self, name) for name in CLIPPING_SETTINGS)
         functions = [(clip_grad, _CLIP_WITH_NORM, norm)] if hasattr(clip_grad, _CLIP_WITH_NORM) else [
             (utils, "clip_grad_norm_", norm), (clip_grad, "clip_grad_norm_", norm),
@@ -99,23 +91,14 @@ class Clipping:
         engine = self._engine
         try:
             if engine.listening and engine.in_own_process:
-                is_number = isinstance(limit, (int, float))
                 several = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-                self._limits[name] = float(limit) if is_number else "<a tensor>", set(map(id, several))
+                self._limits.note(name, several, limit)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed("what gradients are clipped to", error)
 
     def of(self, parameters: list[torch.Tensor]) -> dict[str, Any]:
         """What the gradients of these parameters were clipped to since the last call with them."""
-        if not self._limits:
-            return dict.fromkeys(CLIPPING_SETTINGS, OFF)
-        limits: dict[str, Any] = {}
-        for name in CLIPPING_SETTINGS:
-            limit, clipped = self._limits.get(name, (math.inf, set()))
-            is_on = limit != math.inf and any(id(parameter) in clipped for parameter in parameters)
-            limits[name] = limit if is_on else OFF
-            clipped.difference_update(map(id, parameters))
-        return limits
+        return self._limits.of(parameters)
 
 
 def _wrap_clipping(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from paddle import distributed
 from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
 from astray.capture.paddle.calls.flattening import Tensors, flattener
+from astray.capture.paddle.gradients import in_backward
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
 from astray.capture.patched_function import put_back, replace
@@ -168,7 +169,7 @@ class CollectiveCapture:
             outer = engine.enclosing
             if outer is None and self._sites._is_in_other_recording():
                 return None
-            phase: Phase = "backward" if _paddle.in_backward() and outer is None else "forward"
+            phase: Phase = "backward" if in_backward() and outer is None else "forward"
             call = engine.enter(self._sites.of(outer, collective), frame, phase=phase)
             if call.recorded and call.seq != NO_ROW:
                 given = collective.by_name(args, kwargs)

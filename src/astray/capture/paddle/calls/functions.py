@@ -22,6 +22,7 @@ from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.observer import NO_ROW
 from astray.capture.paddle.calls.catalogue import METHODS, OPERATORS, WRITERS, Catalogue, Function
 from astray.capture.paddle.calls.flattening import Tensors, flattener
+from astray.capture.paddle.gradients import in_backward
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.unobserved import is_unobserved
 from astray.capture.patched_function import PatchedFunction, put_back, replace
@@ -147,13 +148,13 @@ class FunctionCapture:
             outer = engine.enclosing
             if outer is None and self._sites._is_in_other_recording():
                 return None
-            in_backward = _paddle.in_backward()
+            is_backward = in_backward()
             site = self._sites.of(outer, function)
             # In the backward pass a function inside a module is a part of a recomputation.
-            phase: Phase = "backward" if in_backward else "forward"
+            phase: Phase = "backward" if is_backward else "forward"
             if outer is not None:
                 phase = outer.phase
-            call = engine.enter(site, frame, phase=phase, recompute=in_backward and outer is not None)
+            call = engine.enter(site, frame, phase=phase, recompute=is_backward and outer is not None)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"a call of {function.type}", error)
             return None

@@ -28,7 +28,7 @@ from astray.capture.paddle.calls.wrappers import (
     is_static,
     type_name,
 )
-from astray.capture.paddle.gradients import ParameterCapture
+from astray.capture.paddle.gradients import ParameterCapture, in_backward
 from astray.capture.paddle.native.core import OpenCall, Site, _paddle
 from astray.capture.paddle.setup_capture import SetupCapture
 from astray.capture.sites import ModuleTree, Sites
@@ -220,7 +220,7 @@ class LayerCapture:
     ) -> None:
         self._any_called = True
         engine = self._engine
-        call = engine.enter(site, frame, recompute=_paddle.in_backward())  # inside a backward: recompute
+        call = engine.enter(site, frame, recompute=in_backward())  # inside a backward: recompute
         if not call.recorded:
             return
         inputs, skeleton = self._flat.arguments(args, kwargs)
