@@ -120,6 +120,31 @@ def _missing(diff: Any) -> str:
     )
 
 
+@pytest.mark.parametrize("level", ["module", "function"])
+@pytest.mark.parametrize("fused", ["both", "torch", "paddle"])
+def test_attention_of_one_function_agrees(tmp_path: Path, level: str, fused: str) -> None:
+    """On one side or on both, where heads and positions are the other way round."""
+
+    def of(twins: Any, is_fused: bool) -> Callable[[], Any]:
+        def made() -> Any:
+            model = twins.Transformer()
+            for block in model.h if is_fused else ():
+                block.attn.__class__ = twins.FusedAttention
+            return model
+
+        return made
+
+    program = transformer()._replace(
+        torch_model=of(torch_twins, fused != "paddle"), paddle_model=of(paddle_twins, fused != "torch")
+    )
+    diff = compared(tmp_path, program, level=["module", "function"] if level == "function" else "module")
+    assert diff.first is None, str(diff)
+    if (fused, level) == ("paddle", "function"):  # it scales the queries, and what is written out the scores
+        assert "differ inside calls whose results agree" in " ".join(str(diff).split())
+    else:
+        assert diff.same, _missing(diff)
+
+
 def test_adam_without_decoupled_decay_agrees(tmp_path: Path) -> None:
     diff = compared(tmp_path, transformer(decoupled=False))
     assert diff.same, str(diff)

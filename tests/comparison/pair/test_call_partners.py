@@ -182,3 +182,23 @@ def test_a_backward_call_belongs_to_its_forward_call_whatever_its_order(runs):
 
     diff = compare(branches((2, 0, 1), False), branches((0, 1, 2), True))
     assert (diff.counts["identical"], diff.counts["diverged"]) == (6, 0)
+
+
+def test_calls_that_one_run_makes_in_groups_are_paired_by_number(runs):
+    """One run reshapes and turns each of three tensors, the other reshapes all of them first. Their sizes tell."""
+    random = np.random.default_rng(3)
+    values = [random.normal(size=64) * scale for scale in (1.0, 1.003, 1.006)]
+
+    def calls(names: list[tuple[str, int]], extra: bool) -> Any:
+        builder = runs.Builder()
+        for name, number in names:
+            call = builder.call(f"a/{name}", name, kind="function", call=number)
+            builder.tensor(call, "output", "out", values[number])
+        if extra:
+            builder.tensor(builder.call("a/softmax", "softmax", kind="function"), "output", "out", np.ones(3))
+        return builder.run
+
+    interleaved = [(name, number) for number in range(3) for name in ("reshape", "turn")]
+    grouped = [(name, number) for name in ("reshape", "turn") for number in range(3)]
+    diff = compare(calls(interleaved, False), calls(grouped, True))
+    assert (diff.counts["identical"], diff.counts["only in candidate"], len(diff.pairs)) == (6, 1, 7)

@@ -276,6 +276,8 @@ def partners(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> 
         for masks in (by_order, streams):
             for taken, calls in zip(masks, (calls_reference, calls_candidate), strict=True):
                 taken &= calls.forward < 0
+        for taken, alike in zip(by_order, _agree_by_number(calls_reference, calls_candidate, scopes), strict=True):
+            taken &= ~alike
     numbers = np.zeros(len(calls_reference), np.int64), np.zeros(len(calls_candidate), np.int64)
     for scope in np.unique(scopes[0][streams[0]]).tolist():
         places = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
@@ -349,6 +351,35 @@ def _in_uneven_modules(
         mask[side[0]] = uneven[group]
         masks.append(mask)
     return masks[0], masks[1]
+
+
+SAME_NORM = 1e-4
+"""How far apart the logarithms of two norms are at most that are the same but for rounding. Other calls of one function
+on tensors of one shape, as of query, key and value, are further apart."""
+
+
+def _agree_by_number(
+    reference: CallSequence, candidate: CallSequence, scopes: tuple[Ints, Ints]
+) -> tuple[Bools, Bools]:
+    """Calls of a site that both sides call as often, whose numbers pair results of the same shapes and the same size.
+
+    In modules that do not call the same in the same order: one may reshape query, key and value first, and the other do
+    all with one of them and then with the next.
+    """
+    sites = [side.columns["site"].astype(np.int64) for side in (reference, candidate)]
+    places = _common_numbers([scopes[0], sites[0]], [scopes[1], sites[1]])
+    most = int(max(place.max(initial=-1) for place in places)) + 1
+    counts = [np.bincount(place, minlength=most) for place in places]
+    calls = _common_numbers([places[0], reference.columns["call"]], [places[1], candidate.columns["call"]])
+    partner = find(calls[0], calls[1])
+    at = np.flatnonzero((partner >= 0) & (counts[0] == counts[1])[places[0]])
+    other = partner[at]
+    with np.errstate(invalid="ignore"):
+        close = np.abs(reference.size[at] - candidate.size[other]) <= SAME_NORM
+    close &= reference.detail[at] == candidate.detail[other]
+    masks = np.zeros(len(reference), np.bool_), np.zeros(len(candidate), np.bool_)
+    masks[0][at[close]], masks[1][other[close]] = True, True
+    return masks
 
 
 def _have_plausible_shapes(reference: CallSequence, candidate: CallSequence, first: Ints, second: Ints) -> Bools:
