@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter
@@ -203,6 +204,16 @@ class Engine(Calls):
     def is_in_module(self) -> bool:
         """Whether a module of this recording is running, on this thread. One that an exception has left stays open."""
         return not self._has_ended and any(call.site.kind == "module" for call in self._open_calls())
+
+    def note_exception(self, site: Site, frame: FrameType | None) -> None:
+        """Reports that a call ended by an exception, if the one being handled passed through its frame."""
+        error = sys.exc_info()[1]
+        traceback = None if error is None else error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame is frame:
+                self.missed(f"the output of {site.name}", f"it raised {type(error).__name__}")
+                return
+            traceback = traceback.tb_next
 
     def missed(self, what: str, why: str) -> None:
         """Something could not be observed. It is counted and listed in the run."""

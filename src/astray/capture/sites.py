@@ -7,7 +7,7 @@ recording had just started, and a name keeps its site, so that the numbering of 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -48,6 +48,30 @@ class ModuleTree(NamedTuple, Generic[Chain]):
 
     chains: Callable[[Any, dict[int, Any]], Iterable[Chain]]
     type_name: Callable[[Any], str]
+
+
+def walk(
+    module: Any,
+    seen: dict[int, Any],
+    name: str,
+    unwrapped: Callable[[Any], Any],
+    children: Callable[[Any], Mapping[str, Any]],
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Every module in `module`, itself first, with its name and all that wraps it, outermost first.
+
+    `unwrapped` returns what a wrapper wraps, and None for any other module. What is in `seen` already is left out.
+    """
+    links = [module]
+    while (wrapped := unwrapped(links[-1])) is not None:
+        links.append(wrapped)
+    if all(id(link) in seen for link in links):
+        return
+    seen.update({id(link): link for link in links})  # which holds them, so that their ids stay their own
+    yield name, tuple(links)
+    for link in links:
+        for child_name, child in children(link).items():
+            if child is not None and not any(child is one for one in links):
+                yield from walk(child, seen, f"{name}.{child_name}" if name else child_name, unwrapped, children)
 
 
 class Sites(Generic[Chain]):

@@ -239,12 +239,12 @@ def test_reading_torchs_flags_starts_nothing_and_binds_nothing() -> None:
     script = (
         "import torch\n"
         "from astray.capture.pytorch import torch_flags as flags\n"
-        "flags.torch_flags(), flags.seeds(), flags.versions(), flags.devices(), flags.process(), flags.state()\n"
+        "flags.settings(), flags.seeds(), flags.versions(), flags.devices(), flags.process(), flags.state()\n"
         "torch.set_num_interop_threads(3)\n"
         "torch.set_num_threads(1)\n"
         "assert not torch.cuda.is_initialized()\n"
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "found = flags.torch_flags()\n"
+        "found = flags.settings()\n"
         "assert found['cuda.matmul.fp32_precision'] == 'tf32', found\n"
         "assert found['interop_threads'] == 3, found\n"
     )

@@ -6,8 +6,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "calls.h"
 #include "gradient_tensor.h"  // of the framework
@@ -165,6 +167,43 @@ private:
     }
 
     std::optional<int64_t> seq_;  // of the current backward
+};
+
+// Every call whose graph still exists.
+class LivingCalls {
+public:
+    void add(std::weak_ptr<PendingGradients> gradients) {
+        living_.push_back(std::move(gradients));
+        if (living_.size() <= sweep_above_) return;  // else a program that never ends a step
+        forget_dead();
+        sweep_above_ = std::max(kBeforeSweep, 2 * living_.size());
+    }
+
+    // Ends the step: incomplete sums are recorded as they are.
+    void finish_step() {
+        forget_dead();
+        const auto living = living_;  // more may come while Python runs
+        for (const auto &reference : living)
+            if (const auto watched = reference.lock()) watched->finish_step();
+    }
+
+    // Makes every hook that is still in a graph do nothing from now on, and releases what it holds.
+    void release() {
+        const auto living = std::exchange(living_, {});
+        for (const auto &reference : living)
+            if (const auto watched = reference.lock()) watched->release();
+    }
+
+private:
+    static constexpr size_t kBeforeSweep = 4096;  // calls that are tracked before dead ones are dropped
+
+    void forget_dead() {
+        const auto is_dead = [](const std::weak_ptr<PendingGradients> &reference) { return reference.expired(); };
+        living_.erase(std::remove_if(living_.begin(), living_.end(), is_dead), living_.end());
+    }
+
+    std::vector<std::weak_ptr<PendingGradients>> living_;
+    size_t sweep_above_ = kBeforeSweep;
 };
 
 }  // namespace astray

@@ -1,7 +1,6 @@
 """The Paddle side of a recording: versions, devices, and putting the hooks in place and removing them.
 
-The recorder calls `PaddleAdapter`, which puts the other modules of this package in place. `SavedValues`, which records
-what a program passes to `rec.save`, is here too.
+The recorder calls `PaddleAdapter`, which puts the other modules of this package in place.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from astray.capture.paddle.calls.layers import LayerCapture
 from astray.capture.paddle.calls.static_programs import StaticPrograms
 from astray.capture.paddle.calls.wrappers import raw_names
 from astray.capture.paddle.discovery import ModelDiscovery, StepDetector
-from astray.capture.paddle.native.core import Site, _paddle
+from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.optimizer_steps import OptimizerCapture
 from astray.capture.paddle.patches import LossLabels
 from astray.capture.paddle.tensors import PaddleReader
 from astray.capture.paddle.unobserved import Unobserved
+from astray.capture.saved_values import SavedValues
 from astray.capture.settings import Settings
-from astray.capture.structure import Flattener, ObjectFlattener
 from astray.records import Spelling
 
 
@@ -91,7 +90,7 @@ class PaddleAdapter:
         everything = self._models is None
         self._writers = writers = WatchedWriters(engine)
         self._layers = LayerCapture(engine, self._gradients, lambda: writers.writes)
-        self._saved = SavedValues(engine, self._gradients)
+        self._saved = SavedValues(engine, _paddle, paddle.Tensor, _tensor, self._watch_saved)
         self._functions = FunctionCapture(engine, self._gradients)
         self._static_programs = StaticPrograms(engine, self._functions)
         self._collectives = CollectiveCapture(engine)
@@ -139,9 +138,11 @@ class PaddleAdapter:
             self._layers.next_step()
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
-        with contextlib.ExitStack() as unobserved:
-            unobserved.enter_context(Unobserved())
+        with Unobserved():
             self._saved.save(name, value, gradient, frame)
+
+    def _watch_saved(self, call: OpenCall, outputs: list[tuple[str, paddle.Tensor]]) -> None:
+        self._gradients.watch(call, self._gradients.edges([]), outputs)
 
     def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
         if self._discovery is not None:
@@ -169,54 +170,8 @@ class PaddleAdapter:
                 stopping.callback(part)
 
 
-class SavedValues:
-    """Records values that a program passes to `rec.save`, nested or not, and the gradients of their tensors.
-
-    Numbers and numpy arrays are recorded as tensors too, so that they are compared like everything else.
-    """
-
-    def __init__(self, engine: Engine, gradients: Any) -> None:
-        self._engine = engine
-        self._gradients = gradients
-        self._flat = Flattener(_paddle, _has_numbers, ObjectFlattener(_paddle, _is_array))
-        self._sites: dict[str, Site] = {}
-
-    def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
-        """Records `value` at the site `name`, as the output of a call that does nothing."""
-        engine = self._engine
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites[name] = Site(name, type(value).__name__, "", "custom")
-        call = engine.enter(site, frame)
-        try:
-            if not call.recorded:
-                return
-            outputs = [(path, _tensor(item)) for path, item in self._flat.result(value)]
-            engine.begin(call, self._flat.arguments((value,), {})[1])
-            for path, tensor in outputs:
-                engine.tensors.observe(call.seq, "output", path, tensor)
-            if gradient and any(not tensor.stop_gradient for _, tensor in outputs):
-                self._gradients.watch(call, self._gradients.edges([]), outputs)
-        finally:
-            engine.leave(call)
-
-
-def _has_numbers(value: Any) -> bool:
-    return _is_array(value) or type(value) in (bool, int, float, complex)
-
-
-def _is_array(value: Any) -> bool:
-    """What is recorded of an object's attributes: arrays only, since its plain numbers may be anything, such as a use
-    count.
-    """
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufc"
-    return isinstance(value, paddle.Tensor)
-
-
 def _tensor(value: Any) -> paddle.Tensor:
-    if isinstance(value, paddle.Tensor):
-        return value
+    """A number or an array as a tensor."""
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
         value = float(value)
     return paddle.to_tensor(np.array(value), place=paddle.CPUPlace())  # a copy: the program may write into its own

@@ -1,11 +1,6 @@
-"""Finds the models of a program that knows nothing of astray, and where its steps end.
+"""Finds the models of a program that knows nothing of astray, and where its steps end: `step_ends` has the rules.
 
-`ModelDiscovery`: a layer that is not attached yet is outermost when it is first called. The first one with parameters
-is the model, and its sites carry plain names; any other is named by its class: `CrossEntropyLoss`, then
-`CrossEntropyLoss#2`. Paddle has no hook that every layer calls, so `Layer.__call__` is replaced meanwhile.
-
-`StepDetector`: the first optimizer that steps sets the pace. Each of its steps ends a step, however many forwards came
-before it. A program without an optimizer is one long step, and its forwards are micro steps.
+Paddle has no hook that every layer calls, so `Layer.__call__` is replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -13,8 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -27,17 +22,17 @@ from astray.capture.paddle.calls.layers import LayerCapture
 from astray.capture.paddle.calls.wrappers import has_parameters, is_static, type_name
 from astray.capture.paddle.setup_capture import note_scaler
 from astray.capture.patched_function import PatchedFunction
+from astray.capture.step_ends import ModelNames, PacingOptimizer
 from astray.interrupts import pass_interrupt
 from astray.log import logger
 from astray.process import rank_and_world_size
-from astray.records import SKIPPED_UPDATE
 
 
 class _CallWatch:
     """Calls `before` with each layer that is called, its arguments and the frame that calls, until `remove`."""
 
     def __init__(self, before: Callable[[nn.Layer, tuple[Any, ...], dict[str, Any], FrameType], None]) -> None:
-        self._patch = PatchedFunction(nn.Layer, "__call__", functools.partial(_wrap_call, before))
+        self._patch = PatchedFunction(nn.Layer, "__call__", partial(_wrap_call, before))
 
     def remove(self) -> None:
         self._patch.remove()
@@ -69,14 +64,13 @@ class ModelDiscovery:
         self._engine = engine
         self._on_first_layer = on_first_layer
         self._capture = capture
-        self._roots = {label: weakref.ref(layer) for label, layer in attached.items()}
-        self._has_model = "" in self._roots
+        self._names = ModelNames(attached)
         self._watch = _CallWatch(self.layer_called)
 
     @property
     def has_found(self) -> bool:
         """Whether the program has called a layer yet."""
-        return bool(self._roots)
+        return bool(self._names)
 
     def remove(self) -> None:
         self._watch.remove()
@@ -90,25 +84,12 @@ class ModelDiscovery:
         if self._capture.site(layer) is not None:
             return
         try:
-            label = self._label(layer)
-            self._roots[label] = weakref.ref(layer)
+            label = self._names.add(layer, type_name(layer), partial(has_parameters, layer))
             self._capture.attach(layer, label)
-            if len(self._roots) == 1:
+            if len(self._names) == 1:
                 self._on_first_layer()
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(layer).__name__}", error)
-
-    def _label(self, layer: nn.Layer) -> str:
-        """A name that the same layer gets again in the next run. Names of layers that have died are reused."""
-        if not self._has_model and has_parameters(layer):
-            self._has_model = True
-            return ""
-        name = type_name(layer)
-        for number in range(1, len(self._roots) + 2):
-            label = name if number == 1 else f"{name}#{number}"
-            if label not in self._roots or self._roots[label]() is None:
-                return label
-        return name
 
 
 class FirstCall:
@@ -143,56 +124,32 @@ def _ranks() -> tuple[int, int] | None:
     return rank_and_world_size(os.environ) if "PADDLE_TRAINER_ID" in os.environ else None
 
 
-class StepDetector:
+class StepDetector(PacingOptimizer):
     """Calls `end_step` as steps end, until `remove`.
 
     A GradScaler that finds infinities skips the optimizer: an iteration whose update is skipped ends a step too. After
-    `scale` gradients may overflow.
+    `scale` gradients may overflow. `steps_seen` returns how many steps of optimizers there were.
     """
 
     def __init__(self, engine: Engine, end_step: Callable[[], None], steps_seen: Callable[[], int]) -> None:
-        self._engine = engine
-        self._end_step = end_step
+        super().__init__(engine, end_step)
         self.steps_seen = steps_seen
-        self._pacing_optimizer: weakref.ref[Any] | None = None
         self.in_scaler = False  # whether a scaler's step runs
         self._patches = []
         for kind in _kinds(paddle.amp.AmpScaler):
             for name, wrap in (("step", _wrap_step), ("minimize", _wrap_step), ("scale", _wrap_scale)):
                 if name in vars(kind):
-                    self._patches.append(PatchedFunction(kind, name, functools.partial(wrap, self)))
-
-    def let_program_end_steps(self) -> None:
-        """The program says by itself where steps end."""
-        self._end_step = _end_no_step
+                    self._patches.append(PatchedFunction(kind, name, partial(wrap, self)))
 
     def remove(self) -> None:
+        super().remove()
         for patch in self._patches:
             patch.remove()
-        self._pacing_optimizer = None
-        self._end_step = _end_no_step
 
-    def scaled(self, scaler: Any) -> None:
-        """A loss has been scaled."""
-        if self._engine.in_own_process:
-            self._engine.scaled = True
-            if self._engine.listening:
-                note_scaler(self._engine, scaler)
-
-    def skipped(self, optimizer: Any) -> None:
-        """An optimizer has skipped its step, because gradients overflowed."""
-        if self._engine.in_own_process and self._engine.listening:
-            self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
-        self.stepped(optimizer)
-
-    def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped, or has skipped its step."""
-        if not self._engine.in_own_process:
-            return
-        if self._pacing_optimizer is None or self._pacing_optimizer() is None:
-            self._pacing_optimizer = weakref.ref(optimizer)
-        if self._pacing_optimizer() is optimizer:
-            self._end_step()  # which guards itself
+    def scales(self, scaler: Any) -> None:
+        """A loss is scaled."""
+        if self.scaled():
+            note_scaler(self._engine, scaler)
 
 
 def _kinds(kind: Any) -> list[type]:
@@ -224,11 +181,7 @@ def _wrap_scale(detector: StepDetector, scale: Callable[..., Any]) -> Callable[.
     @functools.wraps(scale)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_enable():
-            detector.scaled(self)
+            detector.scales(self)
         return scale(self, *args, **kwargs)
 
     return wrapper
-
-
-def _end_no_step() -> None:
-    """Ends no step."""

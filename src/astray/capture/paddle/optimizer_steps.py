@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -24,9 +22,10 @@ from paddle.optimizer import Optimizer
 
 from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
+from astray.capture.optimizer_sites import OptimizerSites
 from astray.capture.paddle.calls.flattening import flattener
 from astray.capture.paddle.gradients import ParameterCapture
-from astray.capture.paddle.native.core import OpenCall, Site
+from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.setup_capture import SetupCapture, groups
 from astray.capture.paddle.tensors import parts_of
 from astray.capture.paddle.unobserved import Unobserved
@@ -60,9 +59,7 @@ class OptimizerCapture:
         self._stepped = stepped
         self._everything = everything
         self._flat = flattener()
-        self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
-        self._counts: Counter[str] = Counter()
-        self._sites: dict[tuple[str, str], Site] = {}
+        self._sites = OptimizerSites(_paddle)
         self._known_states: KnownStates = {}
         self._running: set[int] = set()  # optimizers that step: a step may call that of its parent class
         self.steps = 0  # how many there were, recorded or not
@@ -119,7 +116,7 @@ class OptimizerCapture:
             if not self._everything and not self._has_known_parameters(optimizer):
                 engine.missed(f"a step of {kind}", "none of its parameters belongs to a recorded model")
                 return None
-            label = self._label(optimizer)
+            label = self._sites.label(optimizer)
             self._setup.optimizer(optimizer, label, self._name)
             if not engine.settings.optimizer and "function" not in engine.settings.level:
                 return None
@@ -131,7 +128,7 @@ class OptimizerCapture:
     def _begin(self, optimizer: Any, label: str, frame: FrameType) -> _Step:
         engine, kind = self._engine, type(optimizer).__name__
         wanted = engine.settings.optimizer - {"calls"}
-        call = engine.enter(self._site(label, kind), frame, phase="update", micro=0, row=bool(wanted))
+        call = engine.enter(self._sites.of(label, kind), frame, phase="update", micro=0, row=bool(wanted))
         call.runs_inner = False
         step = _Step(call, wanted, [])
         if not wanted:
@@ -147,7 +144,7 @@ class OptimizerCapture:
                     continue  # frozen: no optimizer touches it
                 owner = self._parameters.site(parameter)
                 name = owner.name if owner is not None else f"{label}/param_groups.{number}.{index}"
-                site = self._site(name, kind, owner)
+                site = self._sites.of(name, kind, owner)
                 parent = None if seq == NO_ROW else seq
                 row = engine.event(site, "update", parent, stack=call.stack, args=text)
                 if row != NO_ROW:
@@ -170,25 +167,6 @@ class OptimizerCapture:
             self._engine.leave(step.call)
 
     # -- which optimizers and parameters -------------------------------------------------------------------------
-
-    def _site(self, name: str, kind: str, owner: Site | None = None) -> Site:
-        """The site of an optimizer, or of its updates of a parameter, whose gradients are at the site `owner`."""
-        site = self._sites.get((name, kind))
-        if site is None:
-            root, module = ("", None) if owner is None else (owner.root, owner.module)
-            site = self._sites[name, kind] = Site(name, kind, root, "optimizer", module)
-        return site
-
-    def _label(self, optimizer: Any) -> str:
-        """The name of this optimizer, which it gets at its first step."""
-        known = self._labels.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            kind = type(optimizer).__name__
-            self._counts[kind] += 1
-            number = self._counts[kind]
-            known = weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}"
-            self._labels[id(optimizer)] = known
-        return known[1]
 
     def _name(self, parameter: paddle.Tensor) -> str | None:
         site = self._parameters.site(parameter)

@@ -29,7 +29,7 @@ FLAGS = (
 """Paddle's flags that change which kernels run, or how they sum."""
 
 
-def paddle_flags() -> dict[str, Any]:
+def settings() -> dict[str, Any]:
     """The flags that this version of Paddle has."""
     flags: dict[str, Any] = {"default_dtype": paddle.get_default_dtype()}
     for name in FLAGS:

@@ -1,42 +1,30 @@
-"""Notes what the program is set to: Paddle, layers and their configurations, auto_cast, optimizers, gradient scalers.
-
-Everything is read at the start, at the first outermost call of a step, and at each update. Nothing is done for a
-tensor, and for a call only at its layer's first.
-"""
+"""Notes what a program of Paddle is set to: Paddle, layers and their configurations, optimizers, gradient scalers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import paddle
 from paddle import nn
 
+from astray.capture import setup_notes
 from astray.capture.engine import Engine
-from astray.capture.module_settings import (
-    MOST_ATTRIBUTES,
-    WatchedObject,
-    config_of,
-    configured,
-    fields_of,
-    plain_attributes,
-)
-from astray.capture.paddle import paddle_flags as flags
+from astray.capture.module_settings import MOST_ATTRIBUTES, plain_attributes
+from astray.capture.paddle import paddle_flags
 from astray.capture.paddle.calls.wrappers import Chain, type_name
 from astray.capture.paddle.native.core import Site
 from astray.capture.paddle.patches import Clipping
 from astray.capture.paddle.tensors import DTYPE
-from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain
-from astray.records import ROOT
+from astray.capture.setup_log import NOT_PLAIN, plain
+from astray.capture.setup_notes import ModuleDescriber, SetupNotes
 
-_SUBJECT = "what the program is set to"
 _BY_NAME = (DTYPE,)
 _SCALER_SETTINGS = ("_enable", "_init_loss_scaling", "_incr_ratio", "_decr_ratio", "_incr_every_n_steps",
                     "_decr_every_n_nan_or_inf", "_use_dynamic_loss_scaling")  # fmt: skip
 
 
-class SetupCapture:
+class SetupCapture(SetupNotes[Chain]):
     """Notes in the engine's `SetupLog` what the program is set to.
 
     `chains` returns every layer that is recorded, `site` the site of one.
@@ -45,55 +33,13 @@ class SetupCapture:
     def __init__(
         self, engine: Engine, chains: Callable[[], list[Chain]], site: Callable[[nn.Layer], Site | None]
     ) -> None:
-        self._engine = engine
-        self._chains = chains
-        self._site = site
-        self._step = -1  # the last one in which everything was read
-        self._is_stale = False  # whether layers were added or replaced since
-        self._layers: list[WatchedObject] = []
-        self._configs: list[WatchedObject] = []
+        describer = ModuleDescriber(nn.Layer, type_name, attributes, _sources, described, _BY_NAME)
+        super().__init__(engine, "paddle", paddle_flags, describer, chains, site)
         self._optimizers: dict[str, dict[str, Any]] = {}
-        self._autocast: dict[str, str] = {}
-        self._state: tuple[Any, ...] | None = None  # the flags of Paddle, when they were last read
         self._clipping = Clipping(engine)
-
-    def start(self, *, seeded: bool) -> None:
-        """The recording begins. `seeded`: the program has already set its seed."""
-        try:
-            self._note("environment", "", environment(os.environ))
-            self._note_paddle(seeds=seeded)
-            if self._is_stale:
-                self._describe_all()
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self._engine.failed(_SUBJECT, error)
 
     def stop(self) -> None:
         self._clipping.remove()
-
-    def modules_changed(self) -> None:
-        """Layers were added or replaced: all are read again before the next call."""
-        self._is_stale = True
-
-    def outermost(self, root: str) -> None:
-        """An outermost layer is about to run."""
-        try:
-            if self._step != self._engine.step or self._is_stale:
-                self._step = self._engine.step
-                if flags.state() != self._state:
-                    self._note_paddle()
-                self._note_changed()
-            state = flags.autocast()
-            if self._autocast.get(root) != state:
-                self._autocast[root] = state
-                self._note("autocast", root or ROOT, {"autocast": state})
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self._engine.failed(_SUBJECT, error)
-
-    def first_call(self, site: Site) -> None:
-        """A layer is called for the first time: auto_cast may have been switched inside the outermost one."""
-        outer, state = self._autocast.get(site.root), flags.autocast()
-        if outer is not None and state != outer:
-            self._note("autocast", site.name, {"autocast": state})
 
     def optimizer(self, optimizer: Any, label: str, name: Callable[[paddle.Tensor], str | None]) -> None:
         """An optimizer is about to step. `name` returns the name of a parameter."""
@@ -105,65 +51,10 @@ class SetupCapture:
                 self._optimizers[site] = noted
                 self._note("optimizer", site, noted)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
-
-    def _note_paddle(self, *, seeds: bool = True) -> None:
-        self._state = flags.state() if seeds else None
-        self._note("paddle", "", flags.paddle_flags())
-        if seeds:
-            self._note("seed", "", flags.seeds())
-        self._note("version", "", flags.versions())
-        self._note("device", "", flags.devices())
-        self._note("process", "", flags.process())
-
-    def _note_changed(self) -> None:
-        if self._is_stale:
-            self._describe_all()
-            return
-        for at, watched in enumerate(self._layers):
-            layer = watched.changed()
-            if layer is not None:
-                noted = attributes(layer)
-                self._layers[at] = WatchedObject(layer, watched.site, _sources(layer))
-                self._note("module", watched.site, {"class": type_name(layer), **noted}, MOST_CHANGES)
-        for at, watched in enumerate(self._configs):
-            config = watched.changed()
-            if config is not None:
-                self._configs[at] = WatchedObject(config, watched.site, fields_of(config))
-                self._note("config", watched.site, configured(config, _BY_NAME), MOST_CHANGES)
-
-    def _describe_all(self) -> None:
-        """Describes every layer, and watches them all from now on."""
-        self._is_stale = False
-        self._layers.clear()
-        self._configs.clear()
-        configs: set[int] = set()
-        for chain in self._chains():
-            site = self._site(chain.inner)
-            if site is not None:
-                self._describe(chain, site.name, configs)
-
-    def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
-        self._note("module", site, described(chain), MOST_CHANGES)
-        self._layers.append(WatchedObject(chain.inner, site, _sources(chain.inner)))
-        config = config_of(chain.inner, nn.Layer)
-        if config is not None and id(config) not in configs:
-            configs.add(id(config))
-            self._note("config", site, configured(config, _BY_NAME), MOST_CHANGES)
-            if hasattr(config, "__weakref__"):
-                self._configs.append(WatchedObject(config, site, fields_of(config)))
-
-    def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
-        self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
-
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
-    """A GradScaler scales a loss. Its initial scale is noted: reading the current one would wait for the device."""
-    own = vars(scaler)
-    noted = {name.lstrip("_"): plain(own[name]) for name in _SCALER_SETTINGS if name in own}
-    engine.setup.note(
-        engine.step, "scaler", "", {name: value for name, value in noted.items() if value is not NOT_PLAIN}
-    )
+    """A GradScaler scales a loss."""
+    setup_notes.note_scaler(engine, scaler, _SCALER_SETTINGS)
 
 
 # -- what a layer is set to --------------------------------------------------------------------------------------------

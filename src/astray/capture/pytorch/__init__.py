@@ -6,7 +6,7 @@ shards.py            which part of a distributed tensor this process holds
 hooks.py             the base of our hooks, and copies of a model without them
 patches.py           the functions of torch that are replaced while a recording runs
 torch_code.py        which code is torch's own machinery
-discovery.py         the models of a program that knows nothing of astray, and when its steps end
+discovery.py         the models of a program that knows nothing of astray, and scalers that skip a step
 gradients.py         the gradients of calls and of parameters
 optimizer_steps.py   what optimizers do to parameters
 parameter_update.py  the same for one parameter in one step

@@ -1,7 +1,6 @@
 """The PyTorch side of a recording: versions, devices, and putting the hooks in place and removing them.
 
-The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. `SavedValues`, which records
-what a program passes to `rec.save`, is here too.
+The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, NodeOrigins
-from astray.capture.pytorch.native.core import Site, _torch
+from astray.capture.pytorch.native.core import OpenCall, _torch
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
 from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.torch_code import TORCH
+from astray.capture.saved_values import SavedValues
 from astray.capture.settings import Settings
-from astray.capture.structure import Flattener, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import Spelling
 
@@ -111,7 +110,7 @@ class PyTorchAdapter:
         self._modes = Modes()
         self._modules = ModuleCapture(engine, self._gradients, self._modes, self._origins)
         self._pending = PendingCollectives(engine)
-        self._saved = SavedValues(engine, self._gradients)
+        self._saved = SavedValues(engine, _torch, torch.Tensor, _tensor, self._watch_saved)
         self._loss_labels = LossLabels(engine)
         self._graph_replays = CudaGraphReplays(engine)
         self._graph_replays.start()
@@ -184,6 +183,9 @@ class PyTorchAdapter:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is not part of the program
             self._saved.save(name, value, gradient, frame)
 
+    def _watch_saved(self, call: OpenCall, outputs: list[tuple[str, torch.Tensor]]) -> None:
+        self._gradients.watch(self._engine, call, InputEdges([]), outputs)
+
     def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
         if self._discovery is not None:
             self._discovery.module_called(module, args, frame)
@@ -220,54 +222,8 @@ class PyTorchAdapter:
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
-class SavedValues:
-    """Records values that a program passes to `rec.save`, nested or not, and the gradients of their tensors.
-
-    Numbers and numpy arrays are recorded as tensors too, so that they are compared like everything else.
-    """
-
-    def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
-        self._engine = engine
-        self._gradients = gradients
-        self._flat = Flattener(_torch, _has_numbers, ObjectFlattener(_torch, _is_array))
-        self._sites: dict[str, Site] = {}
-
-    def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
-        """Records `value` at the site `name`, as the output of a call that does nothing."""
-        engine = self._engine
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites[name] = Site(name, type(value).__name__, "", "custom")
-        call = engine.enter(site, frame)
-        try:
-            if not call.recorded:
-                return
-            outputs = [(path, _tensor(item)) for path, item in self._flat.result(value)]
-            engine.begin(call, self._flat.arguments((value,), {})[1])
-            for path, tensor in outputs:
-                engine.tensors.observe(call.seq, "output", path, tensor)
-            if gradient and any(tensor.requires_grad for _, tensor in outputs):
-                self._gradients.watch(engine, call, InputEdges([]), outputs)
-        finally:
-            engine.leave(call)
-
-
-def _has_numbers(value: Any) -> bool:
-    return _is_array(value) or type(value) in _NUMBERS
-
-
-def _is_array(value: Any) -> bool:
-    """What is recorded of an object's attributes: arrays only, since its plain numbers may be anything, such as a use
-    count.
-    """
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufc"
-    return isinstance(value, torch.Tensor)
-
-
 def _tensor(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
+    """A number or an array as a tensor."""
     if isinstance(value, np.ndarray | np.generic):
         return torch.from_numpy(np.array(value))  # a copy: the program may go on writing into its own
     try:

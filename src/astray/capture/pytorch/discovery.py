@@ -1,16 +1,9 @@
-"""Finds the models of a program that knows nothing of astray, and where its steps end.
+"""Finds the models of a program that knows nothing of astray, and where its steps end: `step_ends` has the rules.
 
-`ModelDiscovery`: a module that is not attached yet is outermost when it is first called. The first one with parameters
-is the model, and its sites carry plain names; any other (a loss, a second network) is named by its class:
-`CrossEntropyLoss`, then `CrossEntropyLoss#2`. Trainers such as Lightning's call `training_step` of a model and never
-the model itself: what is called in there is named as a part of that model, `net.5`. `FirstCall` waits for the first
-call of a module in a child process, which may be a rank.
-
-`StepDetector`, which the adapter uses too: the first optimizer that steps sets the pace. Each of its steps ends a step,
-however many forwards came before it (gradient accumulation) or ran inside it (the closure of LBFGS). Where several
-optimizers take turns in one iteration, what runs after the first belongs to the next step, in every run alike. A
-program without an optimizer is one long step, and its forwards are micro steps; so is one whose optimizer is compiled,
-which runs without hooks.
+`ModelDiscovery`: a module that is not attached yet is outermost when it is first called. Trainers such as Lightning's
+call `training_step` of a model and never the model itself: what is called in there is named as a part of that model,
+`net.5`. `FirstCall` waits for the first call of a module in a child process, which may be a rank. A program whose
+optimizer is compiled is one long step: it runs without hooks.
 """
 
 from __future__ import annotations
@@ -19,8 +12,8 @@ import functools
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -40,10 +33,10 @@ from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_n
 from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, is_compiled_graph, never_compiled
 from astray.capture.pytorch.parameter_update import is_nested_step
 from astray.capture.pytorch.setup_capture import note_scaler
+from astray.capture.step_ends import ModelNames, PacingOptimizer
 from astray.interrupts import pass_interrupt
 from astray.log import logger
 from astray.process import rank_and_world_size
-from astray.records import SKIPPED_UPDATE
 
 STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
 """Methods of a model that a trainer calls in place of the model."""
@@ -67,8 +60,7 @@ class ModelDiscovery:
         self._engine = engine
         self._on_first_module = on_first_module
         self._capture = capture
-        self._roots = {label: weakref.ref(module) for label, module in attached.items()}
-        self._has_model = "" in self._roots
+        self._names = ModelNames(attached)
         self._step_detector = StepDetector(engine, end_step)
         self._handle = register_module_forward_pre_hook(self._before_any_module)
         self._warning_filter = CompileWarningFilter()
@@ -76,7 +68,7 @@ class ModelDiscovery:
     @property
     def has_found(self) -> bool:
         """Whether the program has called a module yet."""
-        return bool(self._roots)
+        return bool(self._names)
 
     def let_program_end_steps(self) -> None:
         self._step_detector.let_program_end_steps()
@@ -102,10 +94,9 @@ class ModelDiscovery:
         try:
             if is_compiled_graph(module, frame):
                 return
-            label = self._label(module, _name_in_step(frame, module))
-            self._roots[label] = weakref.ref(module)
-            self._capture.attach(module, label)
-            if len(self._roots) == 1:
+            kind, given = type_name(module), _name_in_step(frame, module)
+            self._capture.attach(module, self._names.add(module, kind, partial(has_parameters, module), given))
+            if len(self._names) == 1:
                 self._on_first_module()
             if self._engine.recording:
                 # torch has collected the hooks of this call already, so the new one is called here. A global hook is
@@ -113,22 +104,6 @@ class ModelDiscovery:
                 self._capture.enter_running_call(module, args, frame.f_locals.get("kwargs") or {}, frame)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(module).__name__}", error)
-
-    def _label(self, module: nn.Module, name_in_step: str | None) -> str:
-        """A name that the same module gets again in the next run. Names of modules that have died are reused.
-
-        name_in_step: what it is called in the model of a trainer's step.
-        """
-        self._has_model = self._has_model or name_in_step is not None
-        if name_in_step is None and not self._has_model and has_parameters(module):
-            self._has_model = True
-            return ""
-        name = type_name(module) if name_in_step is None else name_in_step
-        for number in range(1, len(self._roots) + 2):
-            label = name if number == 1 else f"{name or type_name(module)}#{number}"
-            if label not in self._roots or self._roots[label]() is None:
-                return label
-        return name
 
 
 def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
@@ -188,7 +163,7 @@ def _ranks() -> tuple[int, int] | None:
     return rank_and_world_size(os.environ) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
-class StepDetector:
+class StepDetector(PacingOptimizer):
     """Calls `end_step` as steps end, until `remove`.
 
     A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is patched on the
@@ -197,27 +172,20 @@ class StepDetector:
     """
 
     def __init__(self, engine: Engine, end_step: Callable[[], None]) -> None:
-        self._engine = engine
-        self._end_step = end_step
-        self._pacing_optimizer: weakref.ref[Any] | None = None
+        super().__init__(engine, end_step)
         self._local = threading.local()  # how many steps of any optimizer this thread has seen
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._patches = [PatchedFunction(GradScaler, "step", functools.partial(_wrap_step, self))]
+        self._patches = [PatchedFunction(GradScaler, "step", partial(_wrap_step, self))]
         kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
         for kind in kinds:
             if "scale" in vars(kind):
-                self._patches.append(PatchedFunction(kind, "scale", functools.partial(_wrap_scale, self)))
-
-    def let_program_end_steps(self) -> None:
-        """The program says by itself where steps end."""
-        self._end_step = _end_no_step
+                self._patches.append(PatchedFunction(kind, "scale", partial(_wrap_scale, self)))
 
     def remove(self) -> None:
+        super().remove()
         self._handle.remove()
         for patch in self._patches:
             patch.remove()
-        self._pacing_optimizer = None
-        self._end_step = _end_no_step
 
     @property
     def steps_seen(self) -> int:
@@ -231,27 +199,10 @@ class StepDetector:
         if not is_nested_step(sys._getframe(1), optimizer):
             self.stepped(optimizer)
 
-    def scaled(self, scaler: GradScaler) -> None:
-        """A loss has been scaled."""
-        if self._engine.in_own_process:
-            self._engine.scaled = True
-            if self._engine.listening:
-                note_scaler(self._engine, scaler)
-
-    def skipped(self, optimizer: Any) -> None:
-        """An optimizer has skipped its step, because gradients overflowed."""
-        if self._engine.in_own_process and self._engine.listening:
-            self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
-        self.stepped(optimizer)
-
-    def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped, or has skipped its step."""
-        if not self._engine.in_own_process:
-            return
-        if self._pacing_optimizer is None or self._pacing_optimizer() is None:
-            self._pacing_optimizer = weakref.ref(optimizer)
-        if self._pacing_optimizer() is optimizer:
-            self._end_step()  # which guards itself
+    def scales(self, scaler: GradScaler) -> None:
+        """A loss is scaled."""
+        if self.scaled():
+            note_scaler(self._engine, scaler)
 
 
 def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,11 +225,7 @@ def _wrap_scale(detector: StepDetector, scale: Callable[..., Any]) -> Callable[.
     @functools.wraps(scale)
     def wrapper(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
         if self.is_enabled():
-            detector.scaled(self)
+            detector.scales(self)
         return scale(self, *args, **kwargs)
 
     return wrapper
-
-
-def _end_no_step() -> None:
-    """Ends no step."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import weakref
-from collections import Counter
 from types import FrameType
 from typing import Any
 
@@ -25,10 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
+from astray.capture.optimizer_sites import OptimizerSites
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import ParameterCapture
-from astray.capture.pytorch.native.core import OpenCall, Site, _torch
+from astray.capture.pytorch.native.core import OpenCall, _torch
 from astray.capture.pytorch.parameter_update import (
     KnownStates,
     ParameterUpdate,
@@ -79,9 +78,7 @@ class OptimizerCapture:
         self._modes = modes
         self._everything = everything
         self._flat = Flattener(_torch, is_tensor)
-        self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
-        self._counts: Counter[str] = Counter()
-        self._sites: dict[tuple[str, str], Site] = {}
+        self._sites = OptimizerSites(_torch)
         self._known_states: KnownStates = {}
         self._running: list[_OptimizerStep] = []
         self._suspended: dict[int, _OptimizerStep] = {}  # by threads, the step for which the modes are off
@@ -244,14 +241,6 @@ class OptimizerCapture:
 
     # -- which optimizers and parameters -------------------------------------------------------------------------
 
-    def _site(self, name: str, kind: str, owner: Site | None = None) -> Site:
-        """The site of an optimizer, or of its updates of a parameter, whose gradients are at the site `owner`."""
-        site = self._sites.get((name, kind))
-        if site is None:
-            root, module = ("", None) if owner is None else (owner.root, owner.module)
-            site = self._sites[name, kind] = Site(name, kind, root, "optimizer", module)
-        return site
-
     def _is_wanted(self, optimizer: Any) -> bool:
         """Whether to record this step. An optimizer gets its name at its first step, recorded or not."""
         kind = type(optimizer).__name__
@@ -259,24 +248,13 @@ class OptimizerCapture:
             if self._engine.listening:
                 self._engine.missed(f"a step of {kind}", "none of its parameters belongs to a recorded model")
             return False
-        self._label(optimizer)
+        self._sites.label(optimizer)
         if not self._engine.listening:
             return False
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self._engine.missed(f"a step of {kind}", "it was captured into a CUDA graph")
             return False
         return True
-
-    def _label(self, optimizer: Any) -> str:
-        """The name of this optimizer, which it gets at the first call."""
-        known = self._labels.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            kind = type(optimizer).__name__
-            self._counts[kind] += 1
-            number = self._counts[kind]
-            known = weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}"
-            self._labels[id(optimizer)] = known
-        return known[1]
 
     def _note_setup(self, optimizer: Any) -> None:
         """Notes the settings of an optimizer, in steps that are recorded."""
@@ -286,7 +264,7 @@ class OptimizerCapture:
         try:
             if self._everything or self._has_known_parameters(optimizer):
                 with DisableTorchFunction():
-                    self._setup_capture.optimizer(optimizer, self._label(optimizer), self._name)
+                    self._setup_capture.optimizer(optimizer, self._sites.label(optimizer), self._name)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"the settings of {type(optimizer).__name__}", error)
 
@@ -304,9 +282,9 @@ class OptimizerCapture:
         self, step: _OptimizerStep, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
-        label = self._label(optimizer)
+        label = self._sites.label(optimizer)
         step.has_closure = closure_of(args, kwargs) is not None
-        step.call = engine.enter(self._site(label, kind), frame, phase="update", micro=0, row=bool(step.wanted))
+        step.call = engine.enter(self._sites.of(label, kind), frame, phase="update", micro=0, row=bool(step.wanted))
         if step.frame is None:
             step.call.frame = None
         step.call.runs_inner = step.has_closure  # what a closure calls is the program's, and not the optimizer's
@@ -328,7 +306,7 @@ class OptimizerCapture:
                     continue  # frozen: no optimizer touches it
                 owner = self._parameters.site(tensor)
                 name = owner.name if owner is not None else f"{label}/param_groups.{number}.{index}"
-                site = self._site(name, kind, owner)
+                site = self._sites.of(name, kind, owner)
                 seq = engine.event(site, "update", parent, stack=stack, args=text)
                 if seq != NO_ROW:
                     step.parameters.append(ParameterUpdate(engine, optimizer, tensor, site.name, seq, step.wanted))

@@ -1,15 +1,12 @@
-"""Notes what the program is set to: torch, modules and their configurations, autocast, optimizers, gradient scalers.
+"""Notes what a program of torch is set to: torch, modules and their configurations, optimizers, gradient scalers.
 
-Everything is read at the start, at the first outermost call of a step, and at each update. Nothing is done for a
-tensor, and for a call only at its module's first. Checking a module that has not changed is one comparison of the
-objects in its `__dict__`: 0.4 µs, once a step. Only `vars` and the names in `__constants__` are read, never a property,
-so no code of the program runs.
+Everything is read as `setup_notes` says, and optimizers at each update. Of a module only `vars` and the names in
+`__constants__` are read, never a property, so no code of the program runs.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,32 +15,25 @@ import torch
 from torch import nn
 from torch._C import DisableTorchFunction
 
+from astray.capture import setup_notes
 from astray.capture.engine import Engine
-from astray.capture.module_settings import (
-    MOST_ATTRIBUTES,
-    WatchedObject,
-    config_of,
-    configured,
-    fields_of,
-    plain_attributes,
-)
-from astray.capture.pytorch import torch_flags as flags
+from astray.capture.module_settings import MOST_ATTRIBUTES, plain_attributes
+from astray.capture.pytorch import torch_flags
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
 from astray.capture.pytorch.native.core import Site
 from astray.capture.pytorch.patches import Clipping
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain
-from astray.records import ROOT
+from astray.capture.setup_log import NOT_PLAIN, plain
+from astray.capture.setup_notes import ModuleDescriber, SetupNotes
 
 _NOT_SETTINGS = frozenset({"params", "param_names"})
 _SCALER_SETTINGS = ("_enabled", "_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
 _TENSOR = torch.Tensor
-_SUBJECT = "what the program is set to"
 _WRITTEN_GRADIENTS = "written_gradients"
 """The setting that lists the parameters of `_unusually_written`."""
 
 
-class SetupCapture:
+class SetupCapture(SetupNotes[Chain]):
     """Notes in the engine's `SetupLog` what the program is set to.
 
     `chains` returns every module that is recorded, `site` the site of one, `writes` how often the gradient of a
@@ -57,54 +47,14 @@ class SetupCapture:
         site: Callable[[nn.Module], Site | None],
         writes: Callable[[torch.Tensor], int | None],
     ) -> None:
-        self._engine = engine
-        self._chains = chains
-        self._site = site
-        self._step = -1  # the last one in which everything was read
-        self._is_stale = False  # whether modules were added or replaced since
-        self._modules: list[WatchedObject] = []
-        self._configs: list[WatchedObject] = []
+        describer = ModuleDescriber(nn.Module, type_name, attributes, attributes, described, _BY_NAME)
+        super().__init__(engine, "torch", torch_flags, describer, chains, site, DisableTorchFunction)
         self._groups: dict[tuple[str, int], _ParameterGroup] = {}
-        self._autocast: dict[str, str] = {}
-        self._state: tuple[Any, ...] | None = None  # the flags of torch, when they were last read
         self._clipping = Clipping(engine)
         self._writes = writes
 
-    def start(self, *, seeded: bool) -> None:
-        """The recording begins. `seeded`: the program has already set its seed."""
-        with _ReportedFailures(self._engine):
-            self._note("environment", "", environment(os.environ))
-            self._note_torch(seeds=seeded)
-            if self._is_stale:
-                self._describe_all()
-
     def stop(self) -> None:
         self._clipping.remove()
-
-    def modules_changed(self) -> None:
-        """Modules were added or replaced: all are read again before the next call."""
-        self._is_stale = True
-
-    def outermost(self, root: str) -> None:
-        """An outermost module is about to run."""
-        try:  # not `_ReportedFailures`: the hook that calls this has disabled torch functions
-            if self._step != self._engine.step or self._is_stale:
-                self._step = self._engine.step
-                if flags.state() != self._state:
-                    self._note_torch()
-                self._note_changed_modules()
-            state = flags.autocast()
-            if self._autocast.get(root) != state:
-                self._autocast[root] = state
-                self._note("autocast", root or ROOT, {"autocast": state})
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self._engine.failed(_SUBJECT, error)
-
-    def first_call(self, site: Site) -> None:
-        """A module is called for the first time: autocast may have been switched inside the outermost one."""
-        outer, state = self._autocast.get(site.root), flags.autocast()
-        if outer is not None and state != outer:
-            self._note("autocast", site.name, {"autocast": state})
 
     def optimizer(self, optimizer: Any, label: str, name: Callable[[torch.Tensor], str | None]) -> None:
         """An optimizer is about to step. `name` returns the name of a parameter."""
@@ -124,89 +74,11 @@ class SetupCapture:
                     noted = {"class": type(optimizer).__name__, **noted, "parameters": names}
                 self._note("optimizer", site, noted)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
-
-    def _note_torch(self, *, seeds: bool = True) -> None:
-        self._state = flags.state() if seeds else None
-        self._note("torch", "", flags.torch_flags())
-        if seeds:
-            self._note("seed", "", flags.seeds())
-        self._note("version", "", flags.versions())
-        self._note("device", "", flags.devices())
-        self._note("process", "", flags.process())
-
-    def _note_changed_modules(self) -> None:
-        if self._is_stale:
-            self._describe_all()
-            return
-        for at, watched in enumerate(self._modules):
-            module = watched.changed()
-            if module is not None:
-                noted = attributes(module)
-                self._modules[at] = WatchedObject(module, watched.site, noted)
-                self._note("module", watched.site, {"class": type_name(module), **noted}, MOST_CHANGES)
-        for at, watched in enumerate(self._configs):
-            config = watched.changed()
-            if config is not None:
-                self._configs[at] = WatchedObject(config, watched.site, fields_of(config))
-                self._note("config", watched.site, configured(config, _BY_NAME), MOST_CHANGES)
-
-    def _describe_all(self) -> None:
-        """Describes every module, and watches them all from now on."""
-        self._is_stale = False
-        self._modules.clear()
-        self._configs.clear()
-        configs: set[int] = set()
-        for chain in self._chains():
-            site = self._site(chain.inner)
-            if site is not None:
-                with _ReportedFailures(self._engine, f"what {site.name} is set to"):
-                    self._describe(chain, site.name, configs)
-
-    def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
-        """Describes a module, and its configuration unless that is one of those that were already."""
-        self._note("module", site, described(chain), MOST_CHANGES)
-        self._modules.append(WatchedObject(chain.inner, site, attributes(chain.inner)))
-        config = config_of(chain.inner, nn.Module)
-        if config is not None and id(config) not in configs:
-            configs.add(id(config))
-            self._note("config", site, configured(config, _BY_NAME), MOST_CHANGES)
-            if hasattr(config, "__weakref__"):
-                self._configs.append(WatchedObject(config, site, fields_of(config)))
-
-    def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
-        self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
-
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
-    """A GradScaler scales a loss. Its initial scale is noted: reading the current one would wait for the device."""
-    with _ReportedFailures(engine):
-        own = vars(scaler)
-        noted = {name.lstrip("_"): plain(own[name]) for name in _SCALER_SETTINGS if name in own}
-        engine.setup.note(
-            engine.step, "scaler", "", {name: value for name, value in noted.items() if value is not NOT_PLAIN}
-        )
-
-
-class _ReportedFailures:
-    """Keeps exceptions of its block out of the program, and torch functions called in it out of the recording."""
-
-    __slots__ = ("_engine", "_torch_function_off", "_what")
-
-    def __init__(self, engine: Engine, what: str = _SUBJECT) -> None:
-        self._engine = engine
-        self._what = what
-        self._torch_function_off = DisableTorchFunction()
-
-    def __enter__(self) -> None:
-        self._torch_function_off.__enter__()
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
-        self._torch_function_off.__exit__(None, None, None)
-        if isinstance(error, Exception):
-            self._engine.failed(self._what, error)
-            return True
-        return False
+    """A GradScaler scales a loss."""
+    with DisableTorchFunction():
+        setup_notes.note_scaler(engine, scaler, _SCALER_SETTINGS)
 
 
 class _ParameterGroup:

@@ -57,7 +57,7 @@ def _allowed(name: str) -> bool:
     return bool(flag[0] if isinstance(flag, tuple) else flag)
 
 
-def torch_flags() -> dict[str, Any]:
+def settings() -> dict[str, Any]:
     """The flags that this version of torch has. Each costs a tenth of a microsecond to read."""
     flags = {}
     for name, read in list(_READERS.items()):

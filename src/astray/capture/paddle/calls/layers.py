@@ -243,7 +243,7 @@ class LayerCapture:
         try:
             if call.recorded:
                 if result is None and not call.recompute:  # recompute ends early, by an exception, in some versions
-                    self._note_exception(site, call.frame)
+                    self._engine.note_exception(site, call.frame)
                 outputs = self._flat.result(result)
                 is_bad = False
                 if call.seq != NO_ROW:
@@ -287,16 +287,6 @@ class LayerCapture:
         tensors += [("output", *named) for named in outputs]
         tensors += own_state(layer)
         self._engine.tensors.on_nonfinite(call.seq, tensors, skeleton)
-
-    def _note_exception(self, site: Site, frame: FrameType | None) -> None:
-        """Reports that the call ended by an exception, if the one being handled passed through its frame."""
-        error = sys.exc_info()[1]
-        traceback = None if error is None else error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame is frame:
-                self._engine.missed(f"the output of {site.name}", f"it raised {type(error).__name__}")
-                return
-            traceback = traceback.tb_next
 
     def _epoch(self) -> tuple[int, int]:
         """When it changes, tensors inside objects are recorded again."""

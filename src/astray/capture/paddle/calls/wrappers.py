@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from paddle import nn
 
 from astray.capture.identity_map import IdentityMap, same
-from astray.capture.sites import site_name
+from astray.capture.sites import site_name, walk
 
 _WRAPPERS = {
     "paddle.distributed.parallel.DataParallel": "_layers",
@@ -38,18 +38,8 @@ class Chain(NamedTuple):
 
 def chains(layer: nn.Layer, seen: dict[int, nn.Layer] | None = None, name: str = "") -> Iterator[Chain]:
     """Every layer in `layer`, itself first, in Paddle's order. What is in `seen` already is left out."""
-    seen = {} if seen is None else seen
-    links = [layer]
-    while (wrapped := unwrapped(links[-1])) is not None:
-        links.append(wrapped)
-    if all(id(link) in seen for link in links):
-        return
-    seen.update({id(link): link for link in links})  # which holds them, so that their ids stay their own
-    yield Chain(name, tuple(links))
-    for link in links:
-        for child_name, child in link._sub_layers.items():
-            if child is not None and not any(child is one for one in links):
-                yield from chains(child, seen, f"{name}.{child_name}" if name else child_name)
+    walked = walk(layer, {} if seen is None else seen, name, unwrapped, lambda link: link._sub_layers)
+    return (Chain(*named) for named in walked)
 
 
 def unwrapped(layer: nn.Layer) -> nn.Layer | None:

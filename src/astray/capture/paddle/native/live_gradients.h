@@ -19,7 +19,7 @@ public:
         }
         if (outputs.empty()) return;
         const auto gradients = PendingGradients::make<CallGradients>(engine, call);
-        live_.push_back(gradients);
+        living_.add(gradients);
         std::vector<bool> passed(edges.inputs.size());
         for (const GraphTensor &output : outputs) {
             // An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
@@ -31,26 +31,17 @@ public:
         }
         if (!edges.inputs.empty()) watch_exits(gradients, edges, outputs, passed, Calls::call_in(call));
         for (size_t i = 0; i < outputs.size(); ++i) watch_arrival(gradients, outputs[i], i);
-        if (live_.size() > sweep_above_) {  // a program that never ends a step
-            forget_dead();
-            sweep_above_ = std::max(kCallsBeforeSweep, 2 * live_.size());
-        }
     }
 
     // Ends the step: incomplete sums are recorded as they are, and the hooks on leaves are removed.
     void finish() {
-        forget_dead();
-        const auto live = live_;  // more may come while Python runs
-        for (const auto &reference : live)
-            if (const auto watched = reference.lock()) watched->finish_step();
+        living_.finish_step();
         end_step();
     }
 
     // Makes every hook that is still in a graph do nothing from now on, and releases what it holds.
     void remove() {
-        const auto live = std::exchange(live_, {});
-        for (const auto &reference : live)
-            if (const auto watched = reference.lock()) watched->release();
+        living_.release();
         end_step();
         const Ref engine = std::move(hooks_.recording->engine);
     }
@@ -59,8 +50,6 @@ public:
     void use(PyObject *engine) { hooks_.recording->engine = Ref::shared(engine); }
 
 private:
-    static constexpr size_t kCallsBeforeSweep = 4096;  // calls that are tracked before dead ones are dropped
-
     // Watches what is sent to those inputs that are not outputs as well.
     void watch_exits(const std::shared_ptr<CallGradients> &gradients, InputEdges &edges,
                      const std::vector<GraphTensor> &outputs, const std::vector<bool> &passed, const OpenCall &call) {
@@ -99,15 +88,9 @@ private:
         for (const auto &[leaf, number] : on_leaves) call_method(leaf, *remove, to_object(number).get());
     }
 
-    void forget_dead() {
-        const auto is_dead = [](const std::weak_ptr<PendingGradients> &reference) { return reference.expired(); };
-        live_.erase(std::remove_if(live_.begin(), live_.end(), is_dead), live_.end());
-    }
-
     NodeHooks hooks_;
-    std::vector<std::weak_ptr<PendingGradients>> live_;
+    LivingCalls living_;
     std::vector<std::pair<Ref, int64_t>> on_leaves_;  // leaves with the numbers of hooks that are not freed with a graph
-    size_t sweep_above_ = kCallsBeforeSweep;
 };
 
 }  // namespace astray

@@ -5,7 +5,7 @@ functions.py     the function mode
 ops.py           the dispatch mode
 call_capture.py  what these two share: opens a call, takes its inputs and outputs
 modes.py         puts modes on torch's stacks and takes them off; modules that leave a fast path because of a mode
-sites.py         the sites of modules, functions and ops
+sites.py         the sites of functions and ops, which may be one call
 wrappers.py      sees through DDP, FSDP and torch.compile, so that sites are named alike
 catalogue.py     which functions are recorded
 collectives.py   which of them are collectives, and when their results may be read

@@ -363,14 +363,7 @@ class ModuleCapture:
         self._engine.tensors.on_nonfinite(call.seq, tensors, skeleton)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
-        """Reports that the call ended by an exception, if the one being handled passed through its frame."""
-        error = sys.exc_info()[1]
-        traceback = None if error is None else error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame is frame:
-                self._engine.missed(f"the output of {site.name}", f"it raised {type(error).__name__}")
-                return
-            traceback = traceback.tb_next
+        self._engine.note_exception(site, frame)
 
 
 class _ModuleHook(TransparentHook):

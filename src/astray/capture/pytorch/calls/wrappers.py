@@ -20,7 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentityMap, IdentitySet, same
 from astray.capture.pytorch.native.core import Site
-from astray.capture.sites import site_name
+from astray.capture.sites import site_name, walk
 from astray.records import Role
 
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
@@ -58,18 +58,8 @@ class Chain(NamedTuple):
 
 def chains(module: nn.Module, seen: dict[int, nn.Module] | None = None, name: str = "") -> Iterator[Chain]:
     """Every module in `module`, itself first, in torch's order. What is in `seen` already is left out."""
-    seen = {} if seen is None else seen
-    links = [module]
-    while (wrapped := unwrapped(links[-1])) is not None:
-        links.append(wrapped)
-    if all(id(link) in seen for link in links):
-        return
-    seen.update({id(link): link for link in links})  # which holds them, so that their ids stay their own
-    yield Chain(name, tuple(links))
-    for link in links:
-        for child_name, child in link._modules.items():
-            if child is not None and not any(child is one for one in links):
-                yield from chains(child, seen, f"{name}.{child_name}" if name else child_name)
+    walked = walk(module, {} if seen is None else seen, name, unwrapped, lambda link: link._modules)
+    return (Chain(*named) for named in walked)
 
 
 def unwrapped(module: nn.Module) -> nn.Module | None:

@@ -15,32 +15,19 @@ public:
         const uint64_t now = at::sequence_number::peek();
         if (now != edges.born + 1 || !watch_node(engine, call, edges, outputs))
             watch_several(engine, call, edges, outputs, now);
-        if (live_.size() > sweep_above_) {  // a program that never ends a step
-            forget_dead();
-            sweep_above_ = std::max(kCallsBeforeSweep, 2 * live_.size());
-        }
     }
 
     // Ends the step: incomplete sums are recorded as they are, and the hooks on leaves are removed.
     void finish() {
-        forget_dead();
-        const auto live = live_;  // more may come while Python runs
-        for (const auto &reference : live)
-            if (const auto watched = reference.lock()) watched->finish_step();
+        living_.finish_step();
         const auto on_leaves = std::exchange(on_leaves_, {});
         for (const Ref &handle : on_leaves) call_method(handle, names->remove);
     }
 
     // Makes every hook that is still in a graph do nothing from now on, and releases what it holds.
-    void remove() {
-        const auto live = std::exchange(live_, {});
-        for (const auto &reference : live)
-            if (const auto watched = reference.lock()) watched->release();
-    }
+    void remove() { living_.release(); }
 
 private:
-    static constexpr size_t kCallsBeforeSweep = 4096;  // calls that are tracked before dead ones are dropped
-
     // Watches a call by one hook on the node that it made; false when one hook does not see all gradients.
     bool watch_node(PyObject *engine, PyObject *call, const InputEdges &edges,
                     const std::vector<GraphTensor> &outputs) {
@@ -59,7 +46,7 @@ private:
             sends.push_back({walk.exits[i].index, edges.inputs[walk.exits[i].input].path});
         }
         auto gradients = PendingGradients::make<NodeGradients>(engine, call, std::move(arrives), std::move(sends));
-        live_.push_back(gradients);
+        living_.add(gradients);
         NodePostHook::on(*node).add(std::move(gradients));
         return true;
     }
@@ -69,7 +56,7 @@ private:
                        const std::vector<GraphTensor> &outputs,
                        uint64_t now) {
         const auto gradients = PendingGradients::make<CallGradients>(engine, call);
-        live_.push_back(gradients);
+        living_.add(gradients);
         std::vector<bool> passed(edges.inputs.size());
         for (const GraphTensor &output : outputs) {
             // An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
@@ -118,14 +105,8 @@ private:
         on_leaves_.push_back(call(callbacks->put_on_leaf, leaf.get(), boxed.get()));
     }
 
-    void forget_dead() {
-        const auto is_dead = [](const std::weak_ptr<PendingGradients> &reference) { return reference.expired(); };
-        live_.erase(std::remove_if(live_.begin(), live_.end(), is_dead), live_.end());
-    }
-
-    std::vector<std::weak_ptr<PendingGradients>> live_;
+    LivingCalls living_;
     std::vector<Ref> on_leaves_;  // handles of hooks that are not freed with a graph
-    size_t sweep_above_ = kCallsBeforeSweep;
 };
 
 }  // namespace astray
