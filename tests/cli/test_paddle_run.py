@@ -163,6 +163,43 @@ def test_a_guard_stops_the_training(exact: bool, tmp_path: Path) -> None:
     assert steps == [0, 1, 2]
 
 
+STATIC = """
+import paddle
+from paddle import nn
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.plain = nn.Linear(4, 8)
+        self.static = paddle.jit.to_static(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)))
+
+    def forward(self, x):
+        return self.static(self.plain(x))
+
+paddle.seed(0)
+net = Net()
+optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+for _ in range(3):
+    loss = net(paddle.randn([3, 4])).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.clear_grad()
+    print(loss.numpy().tobytes().hex(), net.static[0].weight.numpy().tobytes().hex())
+"""
+
+
+def test_programs_of_to_static_keep_their_bits(tmp_path: Path) -> None:
+    """Though the call of layers is replaced too, where models are found as they run."""
+    path = tmp_path / "static.py"
+    path.write_text(STATIC)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout
+    done = command("run", "-o", "a", "--level", "module,function", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain
+    sites = {row["site"] for row in rows(astray.open(tmp_path / "a"), kind="module")}
+    assert sites == {"<root>", "plain", "static"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["spawned", "launched"])
 def test_ranks(how: str, tmp_path: Path) -> None:

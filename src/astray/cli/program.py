@@ -57,10 +57,11 @@ def load_program(options: argparse.Namespace) -> Program:
 
 
 LAUNCHERS = {
-    "torchrun": "-m", "torch.distributed.run": "-m", "torch.distributed.launch": "-m", "accelerate": "-m",
-    "deepspeed": "--module", "mpirun": "python -m", "srun": "python -m",
+    "torchrun": "-m astray", "torch.distributed.run": "-m astray", "torch.distributed.launch": "-m astray",
+    "accelerate": "-m astray", "deepspeed": "--module astray", "mpirun": "python -m astray",
+    "srun": "python -m astray", "paddle.distributed.launch": "$(command -v astray)",
 }  # fmt: skip
-"""Programs that start Python themselves, and the option by which each starts a module, such as astray."""
+"""Programs that start Python themselves, and how each starts astray. That of Paddle takes the path of a command."""
 
 
 def launcher_hint(options: argparse.Namespace) -> str | None:
@@ -75,11 +76,11 @@ def launcher_hint(options: argparse.Namespace) -> str | None:
     words = list(options.arguments)
     at = next((i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), len(words))
     own, program = words[:at], words[at:] or ["SCRIPT"]
-    astray = f"astray {options.command} [options]" + (" -o RUN" if options.command == "run" else "")
+    asked = f"{options.command} [options]" + (" -o RUN" if options.command == "run" else "")
     if is_python:
-        return f"{options.script} runs scripts, and so does astray. Say: {' '.join([astray, *program])}"
+        return f"{options.script} runs scripts, and so does astray. Say: {' '.join(['astray', asked, *program])}"
     launcher = f"python -m {name}" if options.module else options.script
-    command = " ".join([launcher, *own, LAUNCHERS[name], astray, *program])
+    command = " ".join([launcher, *own, LAUNCHERS[name], asked, *program])
     return f"{options.script} starts the processes, and each of them has to start astray. Say: {command}"
 
 

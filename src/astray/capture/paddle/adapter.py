@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -92,7 +92,7 @@ class PaddleAdapter:
         self._layers = LayerCapture(engine, self._gradients, lambda: writers.writes)
         self._saved = SavedValues(engine, _paddle, paddle.Tensor, _tensor, self._watch_saved)
         self._functions = FunctionCapture(engine, self._gradients)
-        self._static_programs = StaticPrograms(engine, self._functions)
+        self._static_programs = StaticPrograms(engine, self._nothing_replaced)
         self._collectives = CollectiveCapture(engine)
         self._loss_labels = LossLabels(engine)
         self._optimizers = OptimizerCapture(
@@ -107,6 +107,15 @@ class PaddleAdapter:
         self._layers.setup.start(seeded=not everything)
         engine.on_outermost = self._layers.setup.outermost
         self.apply(engine.settings)
+
+    @contextlib.contextmanager
+    def _nothing_replaced(self) -> Iterator[None]:
+        """Functions and the call of layers are Paddle's own, inside the block."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._functions.put_back())
+            if self._discovery is not None:
+                stack.enter_context(self._discovery.put_back())
+            yield
 
     def _stepped(self, optimizer: Any) -> None:
         if self._step_detector is not None:

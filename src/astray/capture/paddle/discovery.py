@@ -5,10 +5,11 @@ Paddle has no hook that every layer calls, so `Layer.__call__` is replaced meanw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -65,6 +66,7 @@ class ModelDiscovery:
         self._on_first_layer = on_first_layer
         self._capture = capture
         self._names = ModelNames(attached)
+        self._is_active = True
         self._watch = _CallWatch(self.layer_called)
 
     @property
@@ -73,7 +75,18 @@ class ModelDiscovery:
         return bool(self._names)
 
     def remove(self) -> None:
+        self._is_active = False
         self._watch.remove()
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """The call of layers is Paddle's own, inside the block."""
+        self._watch.remove()
+        try:
+            yield
+        finally:
+            if self._is_active:
+                self._watch = _CallWatch(self.layer_called)
 
     def layer_called(self, layer: nn.Layer, _args: Any, _kwargs: Any, _frame: FrameType) -> None:
         """A layer is about to be called: hooks that it gets now are in time for this call."""

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from paddle.jit.dy2static import program_translator
 
 from astray.capture.engine import Engine
-from astray.capture.paddle.calls.functions import FunctionCapture
 from astray.capture.patched_function import PatchedFunction
 
 
 class StaticPrograms:
-    """Puts the functions back while a static program is traced or runs, until `remove`."""
+    """Puts everything back while a static program is traced or runs, until `remove`.
 
-    def __init__(self, engine: Engine, functions: FunctionCapture) -> None:
+    `put_back` makes a context in which nothing of Paddle is replaced.
+    """
+
+    def __init__(self, engine: Engine, put_back: Callable[[], AbstractContextManager[None]]) -> None:
         self._engine = engine
-        self._functions = functions
+        self._put_back = put_back
         kinds = [kind for kind in vars(program_translator).values() if _is_static_function(kind)]
         self._patches = [
             PatchedFunction(kind, "__call__", functools.partial(_wrap, self))
@@ -42,7 +45,7 @@ class StaticPrograms:
         if getattr(program, "_class_instance", None) is None:  # else the layer says so
             name = getattr(program, "__name__", type(program).__name__)
             self._engine.missed(f"calls inside {name}", "paddle.jit.to_static runs it as one program")
-        with self._functions.put_back():
+        with self._put_back():
             return call()
 
 
