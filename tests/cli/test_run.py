@@ -363,6 +363,10 @@ def test_options_behind_a_script_that_takes_them_are_not_mentioned(
             ["accelerate", "launch", "-m", "pkg.train"],
             "accelerate launch -m astray run [options] -o RUN -m pkg.train",
         ),
+        (
+            ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "a.py"],
+            "python -m paddle.distributed.launch --nproc_per_node 2 $(command -v astray) run [options] -o RUN a.py",
+        ),
         (["python", "train.py"], "Say: astray run [options] -o RUN train.py"),
         (["python3.12", "-m", "pkg.train"], "Say: astray run [options] -o RUN -m pkg.train"),
         (
