@@ -43,7 +43,7 @@ def test_all_is_pinned() -> None:
             "StateError",
             "UsageError",
         ],
-        "experiment": ["elsewhere", "seed_all", "without_dropout"],
+        "experiment": ["seed_all", "swap", "without_dropout"],
         "state": [
             "ActivationGradients",
             "Activations",

@@ -2,7 +2,7 @@
 
     astray.experiment.seed_all()                               the same random numbers each time
     with astray.experiment.without_dropout(): ...              no random numbers at all
-    with astray.experiment.elsewhere(model, site, ...): ...    one module on another device, or in another dtype
+    with astray.experiment.swap(model, what, to=...): ...      one part of it elsewhere, or another in its place
 
 `astray help experiments` has more. What a `with` block changes is as before when it ends. The work is done in
 `capture/pytorch/experiments/` and `capture/paddle/experiments.py`, which are imported on use; no framework is imported
@@ -14,10 +14,9 @@ from __future__ import annotations
 import operator
 import os
 import random
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,8 +25,8 @@ from astray.capture.settings import LARGEST_SEED
 from astray.errors import UsageError
 
 __all__ = [
-    "elsewhere",
     "seed_all",
+    "swap",
     "without_dropout",
 ]
 
@@ -52,36 +51,33 @@ def without_dropout() -> Iterator[None]:
 
 
 @contextmanager
-def elsewhere(
-    model: Any,
-    site: str | re.Pattern[str] | Sequence[str | re.Pattern[str]],
-    *,
-    device: Any = None,
-    dtype: Any = None,
-    function: str | Callable[..., Any] | None = None,
-) -> Iterator[None]:
-    """Inside the block, one module runs on another device or in another dtype, within the same program.
+def swap(model: Any, what: Any, *, to: Any) -> Iterator[None]:
+    """Inside the block, a module, function or callable runs elsewhere, or is another, within the same program.
 
-    >>> with astray.experiment.elsewhere(model, "h.2.attn", device="cpu"):
+    >>> with astray.experiment.swap(model, "h.2.attn", to="cpu"):
     ...     loss = model(batch)        # h.2.attn on the CPU, the rest where it was
     ...     loss.backward()
-    >>> with astray.experiment.elsewhere(model, r"h\\..*\\.attn", dtype="float64", function="softmax"):
+    >>> with astray.experiment.swap(model, r"h\\..*\\.attn/softmax", to="float64"):
     ...     loss = model(batch)        # the softmax of every attention in double precision
+    >>> with astray.experiment.swap(None, "mypkg.sampling.TopK.__call__", to="cpu"):
+    ...     generate(model, prompt)    # a callable outside of every module
 
-    Its inputs, parameters and buffers are moved there for the call, and its results are moved back; gradients flow to
-    the original parameters, and buffers that it changes are changed in the original. If the error goes away, this
-    module causes it. Keep the backward inside the block.
+    Inputs, and of a module also its parameters and buffers, are moved there for the call, and results are moved back;
+    gradients flow to the originals, and what the call writes into its inputs is written in these. If the error goes
+    away, this is what causes it. Keep the backward inside the block. Also decorates a function.
 
-    model: a module, or a dict of modules by name, as for `record`.
-    site: the name of the module as `record` writes it (`<root>` for the model itself), a regular expression that fits
-        whole names, or several of either.
-    device, dtype: where to, and in what precision; only floating point tensors change their dtype. One of them is
-        needed.
-    function: run only this function inside the module elsewhere, by its name in torch: "softmax", "matmul".
+    model: a module, or a dict of modules by name, as for `record`; None where `what` needs none.
+    what: the site of a module as `record` writes it (`<root>` for the model itself) or a regular expression that fits
+        whole sites; a function or op in a module, "h.2.attn/softmax", "h.2/aten.mm", or outside of all, "/softmax"; the
+        dotted name of a callable of the program, or the callable itself; or several of these.
+    to: a device ("cpu", "cuda:1"), a floating point dtype ("float64", torch.bfloat16), a pair of both, "eager" (code
+        that torch.compile has compiled runs uncompiled there), or a callable that is called instead, with the same
+        arguments: of a module with those of `forward`; and with the original, if it has a parameter `original`.
     """
-    from astray.capture.pytorch.experiments.elsewhere import substituted
+    _refuse_paddle(model, what)
+    from astray.capture.pytorch.experiments.swapping import swapped
 
-    with substituted(model, site, device=device, dtype=dtype, function=function):
+    with swapped(model, what, to):
         yield
 
 
@@ -136,6 +132,13 @@ def _of_frameworks() -> list[ModuleType]:
 
         found.append(experiments)
     return found
+
+
+def _refuse_paddle(model: Any, what: Any) -> None:
+    layer = getattr(getattr(sys.modules.get("paddle"), "nn", None), "Layer", None)
+    given = [*(model.values() if isinstance(model, Mapping) else [model]), what]
+    if layer is not None and any(isinstance(each, layer) for each in given):
+        raise UsageError("swap works with PyTorch so far, and this is a layer of Paddle: compute it there by hand.")
 
 
 def _checked(seed: int) -> int:

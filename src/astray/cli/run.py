@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.pytorch.experiments.swap_words import read_option
 from astray.capture.settings import Settings, with_absolute_paths
 from astray.cli.program import (
     Outcome,
@@ -30,6 +32,7 @@ from astray.wording import counted
 
 if TYPE_CHECKING:
     from astray.capture.children import ChildProcesses, Note
+    from astray.capture.pytorch.experiments.program_swaps import ProgramSwaps
     from astray.recorder import Recorder
 
 _CHILD_STARTUP = Path(__file__).parent / "child_startup"
@@ -61,6 +64,13 @@ def add(commands: Any) -> None:
         "sets the seed (default 0)",
     )
     _require_equals_sign(parser, "--perturb", "--perturb=0")
+    what.add_argument(
+        "--swap",
+        action="append",
+        metavar="WHAT=TO",
+        help="run a module, function or callable on another device (cpu), in another dtype (float64; cpu,float64), "
+        "uncompiled (eager) or as another callable (mypkg.fixes.softmax); may be given again: astray help experiments",
+    )
     _add_guard(parser)
     add_which(parser)
     add_limits(parser)
@@ -139,6 +149,8 @@ def _check_options(options: argparse.Namespace) -> None:
     from astray.process import rank_and_world_size
 
     settings = Settings.check(**settings_of(options))
+    for text in options.swap or ():
+        read_option(text)
     if options.guard is not None:
         from astray.guarding.options import check_has_statistics, check_recording_guard
 
@@ -165,6 +177,7 @@ class _ScriptRecording:
         self._process = os.getpid()
         self._recorder: Recorder | None = None
         self._children: ChildProcesses | None = None
+        self._swaps: ProgramSwaps | None = None
         self._printer = TripPrinter(may_stop=options.guard == "raise")
 
     @contextlib.contextmanager
@@ -189,12 +202,29 @@ class _ScriptRecording:
 
     def start(self, framework: str) -> None:
         """The script has imported a framework. Of several, that of the first module that is called is recorded."""
+        if self._options.swap:
+            self._start_swaps(framework)
         if self._recorder is None:
             self._record(framework)
         else:
             from astray.capture.imports import after_first_call
 
             after_first_call(framework, lambda _: self._take_over(framework))
+
+    def _start_swaps(self, framework: str) -> None:
+        if framework == "torch":
+            from astray.capture.pytorch.experiments.program_swaps import ProgramSwaps
+
+            self._swaps = ProgramSwaps([read_option(text) for text in self._options.swap])
+        elif "torch" not in sys.modules:
+            raise UsageError(
+                f"--swap works with PyTorch so far, and {self._options.script} imports {framework}. Leave it out."
+            )
+
+    def _end_swaps(self) -> None:
+        """Puts back what was swapped, and says what never was."""
+        for problem in self._swaps.end() if self._swaps is not None else ():
+            print_note(f"astray: {problem}")
 
     def _record(self, framework: str) -> Recorder:
         from astray.capture.adapters import discovering_adapter
@@ -233,6 +263,7 @@ class _ScriptRecording:
         """Closes the run, and prints a line about it and one about its guard; returns 1 if the guard has stopped it."""
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return 0
+        self._end_swaps()
         notes = self._children.notes() if self._children is not None else []
         if self._recorder is None:
             if not self._gather(notes):
@@ -270,6 +301,10 @@ class _ScriptRecording:
         if children is None:
             return False
         ranks = [note for note in notes if note.why is None]
+        if ranks and self._options.swap:
+            print_note(
+                "astray: --swap changes the process that `astray run` starts; those in child processes ran without."
+            )
         own = self._recorder.calls if self._recorder is not None else 0
         is_one = children.gather(notes, has_own=own > 0)
         if ranks and is_one:

@@ -94,7 +94,7 @@ class ModelDiscovery:
         try:
             if is_compiled_graph(module, frame):
                 return
-            kind, given = type_name(module), _name_in_step(frame, module)
+            kind, given = type_name(module), name_in_step(frame, module)
             self._capture.attach(module, self._names.add(module, kind, partial(has_parameters, module), given))
             if len(self._names) == 1:
                 self._on_first_module()
@@ -106,7 +106,7 @@ class ModelDiscovery:
             self._engine.failed(f"the first call of {type(module).__name__}", error)
 
 
-def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
+def name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
     """What a module is called in the model whose step calls it, empty for that model; None where there is no such step.
 
     Only the locals of such steps' frames are read: before Python 3.13 reading keeps the frame's objects alive until it

@@ -20,6 +20,7 @@ from astray.capture.engine import Engine
 from astray.capture.module_settings import MOST_ATTRIBUTES, plain_attributes
 from astray.capture.pytorch import torch_flags
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
+from astray.capture.pytorch.experiments import active_swaps
 from astray.capture.pytorch.native.core import Site
 from astray.capture.pytorch.patches import Clipping
 from astray.capture.pytorch.shards import is_distributed
@@ -53,8 +54,20 @@ class SetupCapture(SetupNotes[Chain]):
         self._clipping = Clipping(engine)
         self._writes = writes
 
+    def start(self, *, seeded: bool) -> None:
+        super().start(seeded=seeded)
+        active_swaps.listen(self)
+
     def stop(self) -> None:
+        active_swaps.stop_listening(self)
         self._clipping.remove()
+
+    def swapped(self, site: str, to: str | None) -> None:
+        """A part of the program runs elsewhere from now on; None: as the program has it."""
+        self._note("swap", site, {"to": to})
+
+    def swap_unused(self, what: str, why: str) -> None:
+        self._engine.missed(what, why)
 
     def optimizer(self, optimizer: Any, label: str, name: Callable[[torch.Tensor], str | None]) -> None:
         """An optimizer is about to step. `name` returns the name of a parameter."""

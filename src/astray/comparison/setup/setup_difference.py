@@ -126,6 +126,7 @@ _KINDS: dict[str, DifferenceKind] = {
     "device": "device",
     "process": "layout",
     "seed": "seed",
+    "swap": "kernel",
 }
 
 _UNITS = {"ieee": 2.0**-24, "highest": 2.0**-24, "off": 2.0**-24, "tf32": 2.0**-11, "high": 2.0**-11,

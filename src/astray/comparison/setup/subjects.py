@@ -34,6 +34,7 @@ def findings(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
     yield from _plain("config", reference, candidate, steps)
     yield from _autocast(reference, candidate, steps)
     yield from _optimizers(reference, candidate, steps)
+    yield from _swaps(reference, candidate, steps)
     for subject in ("torch", "scaler", "environment", "version", "device", "process", "seed"):
         yield from _plain(subject, reference, candidate, steps)
 
@@ -142,6 +143,20 @@ def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) 
         found = first_difference(one["autocast"], other["autocast"], steps)
         if found is not None:
             yield Finding("autocast", site, _class(classes.get(site, {})), "autocast", *found[1:], found[0])
+
+
+def _swaps(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
+    """What was swapped in one run, and not in the other or to something else."""
+    sites_reference, sites_candidate = reference.of("swap"), candidate.of("swap")
+    if not (reference.is_whole and candidate.is_whole):
+        return
+    for site in {**sites_reference, **sites_candidate}:
+        histories = [
+            [(steps[0] - 1, None), *side.get(site, {}).get("to", [])] for side in (sites_reference, sites_candidate)
+        ]
+        found = first_difference(histories[0], histories[1], steps)
+        if found is not None:
+            yield Finding("swap", site, "", "to", *found[1:], found[0])
 
 
 def _around(known: dict[str, SettingHistories], site: str) -> SettingHistories | None:

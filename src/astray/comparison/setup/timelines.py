@@ -67,7 +67,7 @@ class Timelines:
 
 
 def _renamed(subject: str, site: str, mapping: Mapping) -> str:
-    return mapping.site(site) if subject in ("module", "config", "autocast") else site
+    return mapping.site(site) if subject in ("module", "config", "autocast", "swap") else site
 
 
 def _renamed_setting(subject: str, type: str, name: str, value: Any, mapping: Mapping) -> tuple[str, Any]:

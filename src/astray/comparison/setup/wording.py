@@ -99,7 +99,14 @@ def _sentence(findings: Sequence[Finding]) -> str:
         return f"{things} {is_} {reference} in the reference and {candidate} in the candidate."
     if first.subject in ("module", "config"):
         return _of_module(findings, things, has, is_)
+    if first.subject == "swap":
+        sides = f"{_swapped(first.reference)} in the reference and {_swapped(first.candidate)} in the candidate"
+        return f"{things} {is_} {sides}."
     return _of_program(first, reference, candidate)
+
+
+def _swapped(to: Any) -> str:
+    return "as the program has it" if to is None else f"swapped to {subject_text(to)}"
 
 
 def _of_module(findings: Sequence[Finding], things: str, has: str, is_: str) -> str:
@@ -187,7 +194,7 @@ def _only_in_one_run(findings: Sequence[Finding], things: str, is_: str) -> str:
 def _named(findings: Sequence[Finding]) -> str:
     """The modules, calls or parameters that a sentence is about: the first few by name."""
     first = findings[0]
-    nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter"}
+    nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter", "swap": "part"}
     if len(findings) == 1:
         if first.subject == "config":
             return f"The configuration of {first.site}"

@@ -8,9 +8,10 @@ at their original depth, and the order of the others is kept.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,15 +58,15 @@ class Modes:
             if on and isinstance(mode, TorchDispatchMode):
                 mode.__enter__()  # type: ignore[no-untyped-call]
             elif on:
-                _insert(mode, self._depth)
+                insert_mode(mode, self._depth)
             else:
-                _remove(mode)
+                remove_mode(mode)
 
     def enter_thread(self, call: OpenCall) -> None:
         """A module call starts, perhaps on a thread where no mode is on yet."""
         if not self._modes or not self._on or threading.get_ident() == self._thread:
             return
-        if getattr(self._local, "call", None) is None and not any(map(_is_on, self._modes)):
+        if getattr(self._local, "call", None) is None and not any(map(is_mode_on, self._modes)):
             self._local.call = call
             for mode in self._modes:
                 mode.__enter__()  # type: ignore[no-untyped-call]
@@ -75,13 +76,13 @@ class Modes:
         if self._modes and getattr(self._local, "call", None) is call:
             self._local.call = None
             for mode in reversed(self._modes):
-                _remove(mode)
+                remove_mode(mode)
 
     def suspend(self, holder: object, *, ops: bool = False) -> None:
         """Takes the function mode off until `holder` resumes it. With `ops`, the op mode too."""
         suspended = self._local.__dict__.setdefault("suspended", [])
-        modes = [mode for mode in self._modes if (ops or isinstance(mode, TorchFunctionMode)) and _is_on(mode)]
-        suspended.append((holder, [(mode, _remove(mode)) for mode in modes]))
+        modes = [mode for mode in self._modes if (ops or isinstance(mode, TorchFunctionMode)) and is_mode_on(mode)]
+        suspended.append((holder, [(mode, remove_mode(mode)) for mode in modes]))
 
     def resume(self, holder: object) -> None:
         """Ends what `holder` has suspended, and what an exception has left suspended inside."""
@@ -93,15 +94,20 @@ class Modes:
         while latest is not holder:
             latest, modes = suspended[-1]
             for mode, depth in modes:
-                if self._on and mode in self._modes and not _is_on(mode):  # they may have been switched off meanwhile
-                    _insert(mode, depth)
+                if (
+                    self._on and mode in self._modes and not is_mode_on(mode)
+                ):  # they may have been switched off meanwhile
+                    insert_mode(mode, depth)
             suspended.pop()  # last: what an interrupt leaves undone is done at the next call
 
 
-def _insert(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
+def insert_mode(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
+    """Pushes a mode below those that were pushed at `depth` or later, but above those that lie below all recordings."""
     if isinstance(mode, TorchDispatchMode):
-        _insert_dispatch(mode, depth)
+        stack = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+        _insert_dispatch(mode, max(depth, _below_recordings(stack)))
         return
+    depth = max(depth, _below_recordings(map(_get_function_stack_at, range(_len_torch_function_stack()))))
     above = []
     while _len_torch_function_stack() > depth:
         above.append(_pop_torch_function_stack())
@@ -110,9 +116,9 @@ def _insert(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
         _push_on_torch_function_stack(other)
 
 
-def _remove(mode: TorchFunctionMode | TorchDispatchMode) -> int:
+def remove_mode(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     """Removes a mode from its stack, at any depth, and returns that depth."""
-    if not _is_on(mode):
+    if not is_mode_on(mode):
         return _len_torch_function_stack()  # taken off by other code, whose own mode is still there
     if isinstance(mode, TorchDispatchMode):
         return _remove_dispatch(mode)
@@ -123,6 +129,11 @@ def _remove(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     for other in reversed(above):
         _push_on_torch_function_stack(other)
     return depth
+
+
+def _below_recordings(stack: Iterable[Any]) -> int:
+    """How many modes at the bottom of a stack are there to change what is recorded, such as those of a swap."""
+    return sum(1 for _ in itertools.takewhile(lambda mode: getattr(mode, "lies_below_recordings", False), stack))
 
 
 def _insert_dispatch(mode: TorchDispatchMode, depth: int) -> None:
@@ -147,7 +158,7 @@ def _remove_dispatch(mode: TorchDispatchMode) -> int:
     return depth
 
 
-def _is_on(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
+def is_mode_on(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
     if isinstance(mode, TorchDispatchMode):
         return any(torch._C._get_dispatch_stack_at(i) is mode for i in range(torch._C._len_torch_dispatch_stack()))
     return any(_get_function_stack_at(i) is mode for i in range(_len_torch_function_stack()))

@@ -51,6 +51,12 @@ def never_compiled(function: _Function) -> _Function:
     return function
 
 
+def compiled_inside_only(function: _Function) -> _Function:
+    """Keeps dynamo from compiling a function by itself while a compiled region runs; what it calls is as without it."""
+    _set_strategy(function.__code__, _SKIP_ITSELF)
+    return function
+
+
 def _set_strategy(code: CodeType, actions: tuple[str, str]) -> None:
     """Sets what dynamo does with a function that starts while compiled code runs, and with those that it calls."""
     try:

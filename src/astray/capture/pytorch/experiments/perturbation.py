@@ -32,7 +32,7 @@ from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentitySet
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, is_compiled_graph, never_compiled
-from astray.capture.pytorch.experiments.elsewhere import mapped
+from astray.capture.pytorch.experiments.round_trip import mapped
 from astray.capture.pytorch.shards import is_distributed, is_pending, waited_for
 from astray.log import logger
 

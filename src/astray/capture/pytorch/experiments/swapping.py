@@ -1,0 +1,283 @@
+"""`astray.experiment.swap` in torch: what is swapped, from the name or object that was given, until it is put back.
+
+A `Swap` is one thing to be swapped. It is given the modules that there are, and finds callables by their names; what is
+done then is in `swapped_calls` and `swapped_functions`. `swapped` is the block around all that a call of `swap` names.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from astray.capture.imports import ImportHook
+from astray.capture.pytorch.calls.wrappers import chains
+from astray.capture.pytorch.experiments import active_swaps
+from astray.capture.pytorch.experiments.destination import Destination
+from astray.capture.pytorch.experiments.program_callables import (
+    find,
+    layers_of_name,
+    layers_of_object,
+    why_not_found,
+)
+from astray.capture.pytorch.experiments.swap_words import FunctionPattern, check_pattern, is_dotted
+from astray.capture.pytorch.experiments.swapped_calls import Layer, ModuleLayer, Place, module_place
+from astray.capture.pytorch.experiments.swapped_functions import (
+    FunctionChoice,
+    ModeBelow,
+    ModeLayer,
+    ModuleSites,
+    SwappedFunctions,
+    SwappedOps,
+)
+from astray.capture.sites import site_name
+from astray.errors import UsageError
+
+What = str | re.Pattern[str] | Callable[..., Any]
+
+NOT_SEEN = "What was compiled ahead of time runs without asking, and a function inside another of torch's is not seen."
+
+
+@contextmanager
+def swapped(model: Any, what: Any, to: Any) -> Iterator[None]:
+    """Inside the block, what was named runs at its destination."""
+    destination = Destination(to)
+    names, sites = _modules_of(model)
+    wanted = list(what) if isinstance(what, list | tuple | set | frozenset) else [what]
+    if not wanted:
+        raise UsageError("what=[] names nothing to swap. Give a site, a regular expression, a function, or several.")
+    swaps = [Swap(each, destination, sites) for each in wanted]
+    with ExitStack() as ending:
+        for swap in swaps:
+            ending.callback(swap.end)
+            swap.begin()
+            if not swap.add_modules(names) and not swap.is_found and not swap.find_callable():
+                swap.wait_for_import(_why_nothing(swap, names))
+        yield
+        unused = [swap.text for swap in swaps if not swap.calls]
+        for swap in swaps:
+            swap.note_unused()
+        if unused:
+            text = f"{_listed(unused)} was not swapped, since nothing called it inside the block. {NOT_SEEN}"
+            warnings.warn(text, stacklevel=5)  # through two context managers
+
+
+class Swap:
+    """One thing that is swapped, until `end`.
+
+    `text` is what it was called. `calls` are those that ran at the destination, `is_found` whether there is anything of
+    that name.
+    """
+
+    def __init__(self, what: Any, destination: Destination, sites: ModuleSites) -> None:
+        if not isinstance(what, str | re.Pattern | nn.Module) and not callable(what):
+            raise UsageError(
+                f"what={what!r} is nothing that can be swapped. It is a site such as 'h.2.attn', a regular expression "
+                "that fits sites, the dotted name of a callable, or a callable."
+            )
+        self.text: str = what.pattern if isinstance(what, re.Pattern) else what if isinstance(what, str) else ""
+        self.destination = destination
+        self.calls = 0
+        self.is_found = False
+        self._what = what
+        self._sites = sites
+        self._layers: list[tuple[Place, Layer]] = []
+        self._noted: dict[str, None] = {}  # the sites that recordings were told of
+        self._ending = ExitStack()
+        self._hooks: list[ImportHook] = []
+        self._choice: FunctionChoice | None = None
+        self._mode: SwappedFunctions | SwappedOps | None = None
+        self._pattern: FunctionPattern | None = None
+        if self.text:
+            check_pattern(self.text)
+            if "/" in self.text:
+                self._pattern = FunctionPattern.read(self.text)
+        elif isinstance(what, str | re.Pattern):
+            raise UsageError(f"what={what!r} is empty. Name a module, a function or a callable.")
+        if self._pattern is not None and destination.is_eager:
+            raise UsageError(
+                f"{self.text} is a function of torch, and torch.compile compiles modules and functions of the program: "
+                "name one of these with to='eager'."
+            )
+
+    def called(self, site: str) -> None:
+        """A call at this site runs at the destination."""
+        self.calls += 1
+        if not is_compiling() and site and site not in self._noted:
+            self._note(site)
+
+    def begin(self) -> None:
+        """Swaps what needs no model and no name to be found: a given callable, functions outside of modules."""
+        if self._pattern is not None:
+            self._begin_functions(self._pattern)
+        elif isinstance(self._what, nn.Module):
+            site = self._sites.get(self._what, type(self._what).__name__)
+            self.text = site
+            self._swap_module(site, self._what)
+        elif not self.text:
+            self.text, layers = layers_of_object(self, self._what)
+            self._add(self.text, layers)
+
+    def add_modules(self, modules: Mapping[str, nn.Module]) -> bool:
+        """Swaps those of some modules that are meant, by their sites. Returns whether there are any."""
+        if not self.text or isinstance(self._what, nn.Module):
+            return False
+        named = self.text if self._pattern is None else self._pattern.module
+        matching = [named] if named in modules else [name for name in modules if re.fullmatch(named, name)]
+        if isinstance(self._what, re.Pattern) and self._pattern is None:
+            matching = [name for name in modules if self._what.fullmatch(name)]
+        for name in matching:
+            if self._choice is None:
+                self._swap_module(name, modules[name])
+            else:
+                self._choice.modules.add(name)
+                self._watch_functions(name, modules[name])
+        return bool(matching)
+
+    def find_callable(self) -> bool:
+        """Swaps the callable of this name, if it has been imported."""
+        if self.is_found or self._pattern is not None or not is_dotted(self.text):
+            return False
+        found = find(self.text)
+        if found is None or isinstance(found.value, nn.Module):
+            return False
+        self._add(self.text, layers_of_name(self, self.text, found))
+        return True
+
+    def wait_for_import(self, why_not: str | None = None) -> None:
+        """Looks for the callable of this name whenever a module is imported that it may be in.
+
+        why_not: why there can be none, if that is known; it is raised.
+        """
+        if why_not is not None:
+            raise UsageError(why_not)
+        parts = self.text.split(".")
+        for end in range(1, len(parts)):
+            self._hooks.append(ImportHook(".".join(parts[:end]), self._imported).install())
+
+    def end(self) -> None:
+        """Puts everything back."""
+        for hook in self._hooks:
+            hook.remove()
+        with self._ending:
+            for place, layer in reversed(self._layers):
+                self._ending.callback(place.remove, layer)
+        self._layers = []
+        for site in self._noted:
+            active_swaps.end(site, self.destination.text)
+        self._noted = {}
+
+    def note_unused(self) -> None:
+        """Tells recordings when nothing was called."""
+        if not self.calls:
+            why = "it was never called" if self.is_found else "there is nothing of that name"
+            active_swaps.unused(f"the swap of {self.text}", why)
+
+    # -- swapping ------------------------------------------------------------------------------------------------
+
+    def _swap_module(self, site: str, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(f"{site} was compiled by torch.jit, and runs without Python: it cannot be swapped alone.")
+        self._add(site, [(module_place(module), ModuleLayer(self, site, module))])
+
+    def _begin_functions(self, pattern: FunctionPattern) -> None:
+        choice = self._choice = FunctionChoice(self, pattern.function, self._sites, set())
+        self._mode = SwappedOps(choice) if pattern.is_op else SwappedFunctions(choice)
+        if pattern.is_outside:
+            choice.modules.add("")
+            self.is_found = True
+        if pattern.is_outside or pattern.is_op:
+            self._ending.enter_context(ModeBelow(self._mode))
+
+    def _watch_functions(self, site: str, module: nn.Module) -> None:
+        self.is_found = True
+        if isinstance(self._mode, SwappedFunctions) and self._choice is not None:
+            place, layer = module_place(module), ModeLayer(self, site, self._choice, self._mode)
+            place.add(layer)
+            self._layers.append((place, layer))
+
+    def _add(self, site: str, layers: list[tuple[Place, Layer]]) -> None:
+        self.is_found = True
+        for place, layer in layers:
+            place.add(layer)
+            self._layers.append((place, layer))
+        self._note(site)
+
+    def _note(self, site: str) -> None:
+        if site not in self._noted:
+            self._noted[site] = None
+            active_swaps.begin(site, self.destination.text)
+
+    def _imported(self) -> None:
+        if not self.is_found:
+            self.find_callable()
+
+
+def _modules_of(model: Any) -> tuple[dict[str, nn.Module], ModuleSites]:
+    """The modules of a model, or of a dict of them, by their sites; and the site of each."""
+    names: dict[str, nn.Module] = {}
+    sites: ModuleSites = ModuleSites()
+    for label, root in (model if isinstance(model, Mapping) else {"": model}).items() if model is not None else ():
+        if not isinstance(root, nn.Module):
+            raise UsageError(
+                f"{type(root).__name__} is not a torch.nn.Module. Give swap() a module, a dict of them, or None."
+            )
+        add_sites(names, sites, root, label)
+    return names, sites
+
+
+def add_sites(names: dict[str, nn.Module], sites: ModuleSites, root: nn.Module, label: str) -> None:
+    """Adds the modules of a model by their sites, without those that have one."""
+    for chain in chains(root):
+        if chain.inner in sites:
+            continue
+        site = site_name(label, chain.name)
+        names[site] = chain.inner
+        for module in chain.modules:
+            sites[module] = site
+
+
+def _why_nothing(swap: Swap, names: Mapping[str, nn.Module]) -> str | None:
+    """Why there is nothing of a name; None where it may be that of a callable that is imported later."""
+    text = swap.text
+    module = FunctionPattern.read(text).module if "/" in text else text
+    if is_dotted(text):
+        why = why_not_found(text)
+        top = text.partition(".")[0]
+        if why is not None and top not in {name.partition(".")[0] for name in names}:
+            return why
+        if why is None and _exists(top):
+            return None
+    if not names:
+        return (
+            f"There is no callable {text}, and no model was given in which it could be a module. Give the model, or a "
+            "dotted name such as mypkg.sampling.top_p."
+        )
+    return f"No module is called {module}. {suggestion(module, names)}"
+
+
+def _exists(package: str) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def suggestion(wanted: str, names: Mapping[str, Any]) -> str:
+    """What is called nearly so; else a few names that there are."""
+    near = get_close_matches(wanted, names, n=3)
+    listed = near or list(names)[:5]
+    return f"{'Did you mean' if near else 'There are'} {', '.join(listed)}{'?' if near else ', for example.'}"
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(texts[:5]) + (" …" if len(texts) > 5 else "")
