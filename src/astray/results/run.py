@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from astray.errors import RunError
 from astray.store import CheckpointData, RankRun, RunData
 
 if TYPE_CHECKING:
     from astray.headroom.risk import Risk
     from astray.nonfinite.findings import Findings
+    from astray.replay.replay import Replay
 
 
 class Run(RunData):
@@ -67,6 +69,34 @@ class Run(RunData):
         from astray.nonfinite.findings import alarms
 
         return alarms(self, rank, steps)
+
+    def replay(
+        self,
+        site: str | None = None,
+        *,
+        steps: str | int | Sequence[int] | None = None,
+        rank: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Replay:
+        """Executes the calls of a run of PyTorch again from their kept inputs, and judges each result.
+
+        >>> run.replay()
+        <Replay of runs/a: 46 of 47 calls replayed, 1 stands out>
+
+        site: only the calls of this site, or inside of this module; `h.2.mlp/gelu#1` is one call.
+        rank, steps: look only at these.
+        progress: called with how many calls are done, and how many there are.
+        """
+        try:
+            from astray.replay.replay import replay
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise RunError(
+                "Calls are replayed by PyTorch, which is not installed here. Install torch, or copy the run to where "
+                "it is."
+            ) from None
+        return replay(self, site, steps=steps, rank=rank, progress=progress)
 
 
 class CheckpointRun(Run, CheckpointData):

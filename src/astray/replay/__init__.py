@@ -1,0 +1,16 @@
+"""`astray replay`: recorded calls of a PyTorch run, executed again in float64 and in their own dtype.
+
+    run.replay()["h.2.mlp.proj/linear"]
+
+replay.py       the function: every call of a run that can be replayed, judged, the worst first
+calls.py        a call of the tables: its callable, its arguments, what it gave, the gradients that passed through it
+functions.py    which functions a run may name, and nothing else of torch
+arguments.py    the arguments of a call, out of its skeleton and the kept tensors
+modules.py      leaf modules of torch.nn, out of their recorded settings and parameters
+exact.py        executes a call in one way: in float64, in its own dtype, with inputs rounded otherwise
+judging.py      how far a result is off, in ulps and in tiles, and whether rounding explains it
+report.py       the table, one call in detail, JSON
+
+A run is untrusted: its names lead to functions that compute and to nothing else, and what would take more memory than
+the recorded tensors do is not executed. torch is imported when a run is replayed.
+"""
