@@ -188,7 +188,7 @@ class ModeBelow:
 
 
 class _TracedFunctions(TorchFunctionMode):
-    """The same in what torch.compile traces, which has no frames: all calls of a function in the module, by its name."""
+    """The same in code that torch.compile traces, which has no frames: all calls of a function in the module."""
 
     def __init__(self, use: Use, name: str) -> None:
         super().__init__()
