@@ -186,6 +186,7 @@ def test_a_wrong_option_gets_a_sentence_before_the_script_is_started(
         (("-o", new, "--phases", "backwards", script), "Did you mean 'backward'?"),
         (("-o", new, "--functions", "no.yaml", script), "There is no file no.yaml"),
         (("-o", new, "--config", config, script), "a.yaml: kepp='stats' is not a setting"),
+        (("-o", new, "--until", "-1", script), "--until -1 is before the first step"),
         (("-o", new, "-m", "no.such.module"), "There is no module no.such.module"),
     ]:
         assert main(["run", *words]) == 2
@@ -216,6 +217,18 @@ def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:
     assert run.steps == [1, 2]
     assert run.values(0, 0) is not None
     assert "2 steps, 28 calls, 54 tensors, 2.6 kB of values" in done.stderr
+
+
+def test_the_program_ends_after_the_step_that_was_asked_for(tmp_path: Path) -> None:
+    script = TRAINING + "\nprint('the end')\n"
+    done = run_script(tmp_path, script, "--until", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1  # the optimizer's second step ends it, before the loss is printed
+    run = astray.open(tmp_path / "run")
+    assert run.steps == [0, 1]
+    assert run.complete
+    assert run.ranks[0].end is not None
+    assert run.ranks[0].end.ended == "after step 1, as --until asks"
 
 
 def test_every_setting_has_an_option_and_no_option_a_default() -> None:

@@ -165,6 +165,16 @@ def test_every_rank_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_end_after_the_step_that_was_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, SPAWNING, "--until", "0")
+    assert done.returncode == 0, done.stderr
+    recorded = astray.open(tmp_path / "run")
+    assert recorded.steps == [0]
+    assert list(recorded.ranks) == [0, 1]
+    assert not list(tmp_path.glob("weight-*"))  # what the ranks write after their last step
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [SPAWNING, AGAIN], ids=["mp.spawn", "its command line again"])
 def test_ranks_compute_what_they_do_without_astray(tmp_path: Path, script: str) -> None:
     run(tmp_path, script, astray=False)

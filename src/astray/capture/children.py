@@ -51,10 +51,17 @@ class Note(NamedTuple):
 class ChildProcesses:
     """The child processes of a program, seen from the process of `astray run`.
 
-    startup: the folder whose `sitecustomize` Python is to run at their start.
+    startup: the folder whose `sitecustomize` Python is to run at their start. until: the step after which ranks end.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None, startup: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        guard: Mapping[str, Any] | None,
+        startup: Path,
+        until: int | None = None,
+    ) -> None:
         self.folder = path.with_name(f"{path.name}.ranks")
         self._path = path
         self._startup = str(startup)
@@ -62,6 +69,7 @@ class ChildProcesses:
             "place": str(self.folder),
             "settings": _as_json(settings),
             "guard": guard,
+            "until": until,
             "parent": os.getpid(),
         }
         self._previous: dict[str, str | None] = {}
@@ -248,9 +256,25 @@ def _recorder(framework: str, message: Mapping[str, Any], folder: Path, make_gua
         raise AstrayError("inputs are perturbed in the process alone that `astray run` starts")
     guard = None if message["guard"] is None else make_guard(message["guard"])
     recorder = BaseRecorder.discovering(folder, discovering_adapter(framework), guard=guard, **settings).start()
+    if message["until"] is not None:
+        recorder.on_step_end = partial(end_after, message["until"])
     ended = _ExitWatch()
     atexit.register(lambda: recorder.stop(ended.how))
     return recorder
+
+
+class LastStep(SystemExit):
+    """Ends a program after the step that was asked for, as `sys.exit()` does."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(0)
+        self.step = step
+
+
+def end_after(step: int, finished: int) -> None:
+    """Ends the program once so many steps are finished that this one is among them."""
+    if finished > step:
+        raise LastStep(step)
 
 
 class _ExitWatch:

@@ -108,6 +108,8 @@ class BaseRecorder:
         self._forecast_reported = writer is not RunWriter
         self.report_forecast: Callable[[str], None] | None = None
         """Called with the forecast of the disk; by default it is logged."""
+        self.on_step_end: Callable[[int], None] | None = None
+        """Called at the end of each step with how many have ended. May raise, which ends the program."""
 
     @classmethod
     def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **named: Any) -> Self:
@@ -198,6 +200,8 @@ class BaseRecorder:
         self._report_failure()
         if self.guard is not None:
             self.guard.after_step(engine.step)
+        if self.on_step_end is not None:
+            self.on_step_end(engine.step)
 
     def save(self, name: str, value: Any, gradient: bool = True) -> None:
         """Records a value of yours under a name: a tensor, a number, an array, or any nest of them.

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from astray.capture.children import LastStep
 from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, RecordingOptions, Settings
 from astray.errors import AstrayError, UsageError
 from astray.formatting.terminal import print_note
@@ -161,6 +162,8 @@ def _discard(_: object) -> None:
 def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outcome:
     try:
         program()
+    except LastStep as last:
+        return Outcome(0, f"after step {last.step}, as --until asks")
     except SystemExit as request:
         return Outcome(_exit_code(request.code), "normally" if not request.code else f"exit: {request.code}")
     except KeyboardInterrupt:
@@ -314,7 +317,7 @@ def add_which(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--functions", metavar="FILE", help="a YAML file with your own list of functions, by category")
 
 
-def add_limits(parser: argparse.ArgumentParser) -> None:
+def add_limits(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Options for how much of it at most."""
     limits = parser.add_argument_group("how much at most", "What is beyond is counted, and listed in the run.")
     limits.add_argument("--max-tensors", type=int, metavar="N", help="so many tensors in all")
@@ -325,6 +328,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=f"what may wait for the disk before the program does (default {DEFAULTS.queue_bytes >> 20} MiB)",
     )
+    return limits
 
 
 def settings_of(options: argparse.Namespace) -> RecordingOptions:

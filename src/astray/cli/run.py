@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ def add(commands: Any) -> None:
     )
     _add_guard(parser)
     add_which(parser)
-    add_limits(parser)
+    add_limits(parser).add_argument(
+        "--until", type=int, metavar="STEP", help="end the program after this step; steps are counted from 0"
+    )
     parser.set_defaults(main=main, own_options=tuple(parser._option_string_actions))
 
 
@@ -151,6 +154,8 @@ def _check_options(options: argparse.Namespace) -> None:
     settings = Settings.check(**settings_of(options))
     for text in options.swap or ():
         read_option(text)
+    if options.until is not None and options.until < 0:
+        raise UsageError(f"--until {options.until} is before the first step. Steps are counted from 0.")
     if options.guard is not None:
         from astray.guarding.options import check_has_statistics, check_recording_guard
 
@@ -192,7 +197,7 @@ class _ScriptRecording:
             return
         options = self._options
         guard = None if options.guard is None else {"on": options.guard, "spike": options.spike}
-        self._children = ChildProcesses(self._path, self._settings, guard, _CHILD_STARTUP)
+        self._children = ChildProcesses(self._path, self._settings, guard, _CHILD_STARTUP, options.until)
         self._children.check_folder(overwrite=options.force)
         self._children.set_environment(os.environ)
         try:
@@ -239,6 +244,10 @@ class _ScriptRecording:
             **self._settings,
         )
         recorder.report_forecast = lambda text: print_note(f"astray: {text}")
+        if options.until is not None:
+            from astray.capture.children import end_after
+
+            recorder.on_step_end = partial(end_after, options.until)
         self._recorder = recorder.start()
         return recorder
 
