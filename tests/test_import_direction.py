@@ -20,7 +20,7 @@ LAYERS = (  # in this order; names in one line do not import each other
     "headroom report recorder replay",
     "web",
     "results",
-    "state experiment transformers loading",
+    "state experiment transformers loading locate",
     "foreign",
     "compat",
     "cli",

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
-from astray.cli import check, compare, convert, help, map, replay, run, show, view
+from astray.cli import check, compare, convert, help, locate, map, replay, run, show, view
 from astray.errors import AstrayError
 from astray.formatting.terminal import COULD_NOT, print_note
 from astray.process import reason
@@ -83,7 +83,7 @@ def parser() -> _CommandParser:
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = top.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )
-    for command in (run, check, compare, map, show, replay, view, convert, help):
+    for command in (run, check, compare, locate, replay, map, show, view, convert, help):
         command.add(commands)
     top.commands = commands.choices
     return top

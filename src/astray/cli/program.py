@@ -65,23 +65,40 @@ LAUNCHERS = {
 """Programs that start Python themselves, and how each starts astray. That of Paddle takes the path of a command."""
 
 
+class Launched(NamedTuple):
+    """A command line that begins with a launcher: its words, those that make it start astray, and the program."""
+
+    launcher: list[str]
+    astray: list[str]
+    program: list[str]
+
+
+def launched(script: str, module: bool, arguments: list[str]) -> Launched | None:
+    """The parts of a command line whose script is a launcher, or Python itself, whose `astray` is empty; else None."""
+    name = script if module else Path(script).name
+    is_python = not module and re.fullmatch(r"python[\d.]*", name) is not None
+    if is_python and arguments[:1] == ["-m"] and arguments[1:2] and arguments[1] in LAUNCHERS:
+        return launched(arguments[1], True, arguments[2:])
+    if not is_python and (name not in LAUNCHERS or (not module and Path(script).suffix == ".py")):
+        return None
+    at = next(
+        (i for i, word in enumerate(arguments) if word.endswith(".py") or word in ("-m", "--module")), len(arguments)
+    )
+    own, program = arguments[:at], arguments[at:]
+    first = ["python", "-m", name] if module else [script]
+    return Launched([*first, *own], [] if is_python else LAUNCHERS[name].split(), program)
+
+
 def launcher_hint(options: argparse.Namespace) -> str | None:
     """The right command, in a sentence, where a launcher was given as the script."""
-    name = options.script if options.module else Path(options.script).name
-    is_python = not options.module and re.fullmatch(r"python[\d.]*", name) is not None
-    if is_python and options.arguments[:1] == ["-m"] and options.arguments[1:2] and options.arguments[1] in LAUNCHERS:
-        started = {"script": options.arguments[1], "module": True, "arguments": options.arguments[2:]}
-        return launcher_hint(argparse.Namespace(**vars(options) | started))
-    if not is_python and (name not in LAUNCHERS or (not options.module and Path(options.script).suffix == ".py")):
+    parts = launched(options.script, options.module, list(options.arguments))
+    if parts is None:
         return None
-    words = list(options.arguments)
-    at = next((i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), len(words))
-    own, program = words[:at], words[at:] or ["SCRIPT"]
+    program = parts.program or ["SCRIPT"]
     asked = f"{options.command} [options]" + (" -o RUN" if options.command == "run" else "")
-    if is_python:
+    if not parts.astray:
         return f"{options.script} runs scripts, and so does astray. Say: {' '.join(['astray', asked, *program])}"
-    launcher = f"python -m {name}" if options.module else options.script
-    command = " ".join([launcher, *own, LAUNCHERS[name], asked, *program])
+    command = " ".join([*parts.launcher, *parts.astray, asked, *program])
     return f"{options.script} starts the processes, and each of them has to start astray. Say: {command}"
 
 

@@ -1,0 +1,237 @@
+"""The walk from a run that is right and a program that may be wrong to a proven culprit.
+
+1. The program is recorded as the reference was, by statistics and fingerprints, and compared.
+2. A short part of it is recorded again: a program that does not repeat itself tells nothing of its faults.
+3. The guilty step is recorded again, with functions and values around the suspect.
+4. The suspect is tried: replayed, given the reference's inputs, replaced by the reference's results.
+5. What remains wrong then is the next suspect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from astray.comparison.divergence import Divergence
+from astray.errors import AstrayError, RunError, UsageError
+from astray.locate import trials
+from astray.locate.located import Fault, Located, Trial
+from astray.locate.programs import Program, RecordingRequest
+from astray.locate.trials import Workshop
+from astray.process import relative_to_cwd
+from astray.results.comparison import Comparison
+from astray.results.run import Run
+from astray.steps import StepSelection
+
+MOST_FAULTS = 3
+"""So many faults are followed, each of which takes a few runs of the program. A fourth is named, and not tried."""
+
+REPEATED_STEPS = 2
+"""Steps of which it is looked whether the program repeats itself: the first, and one that depends on an update."""
+
+UPDATES = "gradient,weight,state,update"
+
+
+def locate(
+    reference: Run,
+    program: Program,
+    folder: Path,
+    *,
+    steps: str | None = None,
+    details: Sequence[Run] = (),
+    reference_program: Program | None = None,
+    prove: bool = True,
+    options: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Located:
+    """Finds the first call of a program that is wrong, and proves it.
+
+    reference: the run that is right. folder: where the recordings of the walk go.
+    steps: look only at these.
+    details: further recordings of the reference, with the values of steps that turn out to be guilty.
+    reference_program: records the reference again, where its run lacks values.
+    prove: False: end when it is known whether the program agrees.
+    options: those of `astray.compare`.
+    say: told what is being done.
+    """
+    return _Walk(Workshop(reference, program, folder, options or {}, say), details, reference_program).go(steps, prove)
+
+
+class _Walk:
+    def __init__(self, shop: Workshop, details: Sequence[Run], reference_program: Program | None) -> None:
+        self._shop = shop
+        self._reference = shop.reference
+        self._details = list(details)
+        self._reference_program = reference_program
+        self._hints: dict[str, None] = {}
+
+    def go(self, steps: str | None, prove: bool) -> Located:
+        wanted = [step for step in self._reference.steps if step in StepSelection.parse(steps)]
+        if not wanted:
+            raise UsageError(
+                f"{self._reference.path} has none of the steps {steps}; it has {_listed(self._reference.steps)}."
+            )
+        candidate = self._shop.record("candidate", self._as_reference(wanted))
+        comparison = self._shop.compare(self._reference, candidate, steps=wanted)
+        located = Located(self._reference.path, str(self._shop.program), self._shop.folder, comparison)
+        if not comparison.same and prove:
+            self._prove(located, candidate)
+        located.hints = list(self._hints)
+        return located
+
+    def _as_reference(self, steps: Sequence[int]) -> RecordingRequest:
+        """The settings of the reference, as far as they say which calls it has."""
+        info = self._reference.info
+        return RecordingRequest(
+            steps=_listed(steps, most=None),
+            until=steps[-1],
+            level=",".join(info.words("level")) or "module",
+            optimizer=",".join(info.words("optimizer")),
+        )
+
+    def _prove(self, located: Located, candidate: Run) -> None:
+        short = candidate.steps[:REPEATED_STEPS]
+        again = self._shop.record("again", self._as_reference(short))
+        repeats = trials.repeats(candidate, again)
+        located.trials.append(repeats)
+        if repeats.outcome == "refutes":
+            located.doubt = (
+                f"{located.program} does not repeat itself, so that a difference from the reference says nothing. Set "
+                "its seeds, as `astray.experiment.seed_all(0, deterministic=True)` does, in both programs."
+            )
+            return
+        first = located.comparison.first
+        request: tuple[str, ...] = ()
+        while first is not None and len(located.faults) < MOST_FAULTS:
+            fault, request = self._examined(first, located.comparison, len(located.faults) + 1, request)
+            located.faults.append(fault)
+            first = fault.rest if fault.proven else None
+
+    # -- one suspect -------------------------------------------------------------------------------------------------
+
+    def _examined(
+        self, first: Divergence, comparison: Comparison, number: int, grafts: tuple[str, ...]
+    ) -> tuple[Fault, tuple[str, ...]]:
+        """The suspect more closely, and the trials on it; with the grafts that set it right.
+
+        grafts: those that set right what was found before it.
+        """
+        name = f"fault-{number}"
+        match = trials.around(first)
+        request = self._closely(first, match)._replace(grafts=grafts)
+        closer = self._shop.record(f"{name}-closer", request)
+        values = self._values(first.step, match, request, name)
+        fault = self._named(first, comparison, closer, values, match)
+        fault.trials.append(trials.replayed(closer, fault.divergence, values))
+        whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
+        if self._shop.has_other_names:
+            self._hints.setdefault("Values are not grafted between programs whose names differ (--map).")
+            return fault, grafts
+        if values is None:
+            fault.trials.append(self._tried(trials.swapped, f"{name}-swap", fault.divergence, whole))
+            return fault, grafts
+        return fault, self._grafted(fault, name, values, whole)
+
+    def _closely(self, first: Divergence, match: str) -> RecordingRequest:
+        """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
+        begin, end = self._window(first)
+        update = first.phase == "update" or first.cause == "parameter"
+        return RecordingRequest(
+            steps=f"{begin}:{end + 1}",
+            until=end,
+            level="module,function",
+            keep="stats,tensors",
+            match=match,
+            optimizer=UPDATES if update else "",
+        )
+
+    def _window(self, first: Divergence) -> tuple[int, int]:
+        """The first and the last step that show a fault: of a wrong weight the update before it too, and vice versa."""
+        known = self._reference.steps
+        if first.cause == "parameter" and first.step - 1 in known:
+            return first.step - 1, first.step
+        if first.phase == "update" and first.step + 1 in known:
+            return first.step, first.step + 1
+        return first.step, first.step
+
+    def _whole_step(self, divergence: Divergence) -> RecordingRequest:
+        """How the step is recorded in which the divergence should be gone."""
+        step = divergence.step + (divergence.phase == "update")
+        base = self._as_reference([step])
+        if "/" in divergence.site and "function" not in base.level:  # a function is grafted where it is seen
+            base = base._replace(level=f"{base.level},function")
+        return base
+
+    def _values(self, step: int, match: str, request: RecordingRequest, name: str) -> Run | None:
+        """A recording of the reference with values around the suspect."""
+        for run in (*self._details, self._reference):
+            if trials.keeps_values(run, step, match):
+                return run
+        again = request._replace(grafts=())
+        if self._reference_program is None:
+            self._hints.setdefault(self._record_again(again))
+            return None
+        run = self._shop.record(f"{name}-reference", again, self._reference_program)
+        if (differs := self._shop.compare(self._reference, run, steps=step).first) is not None:
+            self._hints.setdefault(
+                f"{self._reference_program} does not give what {relative_to_cwd(self._reference.path)} holds: "
+                f"{differs.place} differs. Its values were not used."
+            )
+            return None
+        self._details.append(run)
+        return run
+
+    def _record_again(self, request: RecordingRequest) -> str:
+        words = " ".join(f"'{word}'" if set(word) & set("^$|()*\\[]<>,") else word for word in request.options())
+        path, command = relative_to_cwd(self._reference.path), " ".join(self._reference.info.command)
+        return (
+            f"{path} kept no values of this step. Record them where the reference was recorded (as: {command}) with "
+            f"`astray run -o RUN {words} SCRIPT`, and give that run as --details RUN; or give --reference-command "
+            "'SCRIPT ARGUMENTS' if it runs here."
+        )
+
+    def _named(self, first: Divergence, comparison: Comparison, closer: Run, values: Run | None, match: str) -> Fault:
+        """The suspect as the closer recordings show it."""
+        if values is not None:
+            begin, end = self._window(first)
+            try:
+                close = self._shop.compare(values, closer, steps=f"{begin}:{end + 1}", sites=match)
+            except AstrayError as error:
+                self._hints.setdefault(str(error))
+            else:
+                if close.first is not None:
+                    return Fault(close.first, close)
+        return Fault(first, comparison)
+
+    def _grafted(self, fault: Fault, name: str, values: Run, whole: RecordingRequest) -> tuple[str, ...]:
+        """Tries the suspect with the reference's inputs, and replaces it by the reference's results."""
+        suspect = fault.divergence
+        if suspect.cause == "computation" and suspect.phase == "forward":
+            fault.trials.append(self._tried(trials.by_itself, name, suspect, values, whole))
+        try:
+            trial, rest, grafts = trials.grafted(self._shop, f"{name}-graft", suspect, values, whole)
+            if rest is not None and trials.is_sibling(suspect.site, rest.site):
+                trial, rest, grafts = trials.grafted(
+                    self._shop, f"{name}-graft-layers", suspect, values, whole, layers=True
+                )
+        except RunError as error:
+            fault.trials.append(Trial("graft", "nothing", str(error)))
+            return whole.grafts
+        fault.trials.append(trial)
+        fault.rest = rest
+        return (*whole.grafts, *grafts)
+
+    def _tried(self, trial: Callable[..., Trial], name: str, *given: Any) -> Trial:
+        try:
+            return trial(self._shop, name, *given)
+        except RunError as error:  # the program did not survive it
+            return Trial(name.rpartition("-")[2], "nothing", str(error))
+
+
+def _listed(steps: Sequence[int], most: int | None = 10) -> str:
+    """Steps as `--steps` takes them: a range where they are one."""
+    if len(steps) > 1 and list(steps) == list(range(steps[0], steps[-1] + 1)):
+        return f"{steps[0]}:{steps[-1] + 1}"
+    shown = steps if most is None else steps[:most]
+    return ",".join(map(str, shown))

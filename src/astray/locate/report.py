@@ -1,0 +1,110 @@
+"""What `locate` has found as text, and as JSON: the verdict, suspects, what was tried on them, what would tell more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Any
+
+from astray.comparison.divergence import Divergence
+from astray.formatting.page import BOLD, GREEN, RED, WIDTH, YELLOW, TextPage
+from astray.locate.located import Fault, Located, Trial
+from astray.process import relative_to_cwd
+from astray.report.text import answer, cause_of, error_of
+from astray.wording import counted, printable
+
+_NOT_PROVEN = "no trial shows that this call alone makes the difference"
+
+
+def render(located: Located, *, width: int = WIDTH, colour: bool = False) -> str:
+    """The report as text."""
+    page = TextPage(width, colour)
+    steps = counted(len(located.comparison.steps), "step")
+    title = printable(f"{relative_to_cwd(located.reference)}  →  {located.program}")
+    page.line(page.paint(title, BOLD) + f"        {steps} compared")
+    page.line()
+    _verdict(page, located)
+    for fault in located.faults:
+        _fault(page, fault, several=len(located.faults) > 1)
+    _entries(page, "tried", [_trial(trial) for trial in located.trials])
+    page.line()
+    _entries(page, "to tell more", located.hints)
+    page.entry("recordings", f"{relative_to_cwd(located.folder)}, with what the program printed", margin=0)
+    return page.text()
+
+
+def _verdict(page: TextPage, located: Located) -> None:
+    if located.verdict == "agrees":
+        page.line(page.paint("✓ ", GREEN) + answer(located.comparison))
+    elif located.doubt:
+        for line in page.folded(f"? Cannot tell: {located.doubt}", later_indent="  "):
+            page.line(page.paint(line, YELLOW))
+    elif not located.faults:
+        for line in page.folded(f"✗ {answer(located.comparison)}", later_indent="  "):
+            page.line(page.paint(line, RED))
+    page.line()
+
+
+def _fault(page: TextPage, fault: Fault, *, several: bool) -> None:
+    found = fault.divergence
+    mark = "Proven" if fault.proven else "Not proven"
+    head = f"✗ {mark}: {found.place.full}"
+    for line in page.folded(head, later_indent="    "):
+        page.line(page.paint(line, RED if fault.proven else YELLOW))
+    if found.frame is not None:
+        page.code(_where(found), found.frame.code)
+    page.entry("error", error_of(found))
+    page.entry("cause", cause_of(found))
+    page.entry("tried", [_trial(trial) for trial in fault.trials])
+    if not fault.proven:
+        page.entry("", _NOT_PROVEN)
+    if fault.rest is not None and fault.proven and not several:
+        page.entry("besides", f"{fault.rest.place} is wrong for another reason")
+    page.line()
+
+
+def _where(found: Divergence) -> str:
+    assert found.frame is not None
+    return f"{PurePath(found.frame.file).name}:{found.frame.line} in {found.frame.function}"
+
+
+def _trial(trial: Trial) -> str:
+    return f"{trial.name}: {trial.text}"
+
+
+def _entries(page: TextPage, label: str, texts: list[str]) -> None:
+    if texts:
+        page.entry(label, texts, margin=0)
+
+
+def as_json(located: Located) -> str:
+    """The result as JSON: verdict, faults with their trials, hints."""
+    content = {
+        "reference": str(located.reference),
+        "program": located.program,
+        "folder": str(located.folder),
+        "verdict": located.verdict,
+        "doubt": located.doubt,
+        "trials": [_trial_as_json(trial) for trial in located.trials],
+        "faults": [_fault_as_json(fault) for fault in located.faults],
+        "hints": located.hints,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def _fault_as_json(fault: Fault) -> dict[str, Any]:
+    found = fault.divergence
+    names = ("rank", "step", "micro", "site", "type", "call", "phase", "role", "path", "cause")
+    return {
+        "proven": fault.proven,
+        **{name: getattr(found, name) for name in names},
+        "error": error_of(found),
+        "evidence": list(found.evidence),
+        "line": None if found.frame is None else _where(found),
+        "trials": [_trial_as_json(trial) for trial in fault.trials],
+        "rest": None if fault.rest is None else str(fault.rest.place),
+    }
+
+
+def _trial_as_json(trial: Trial) -> dict[str, Any]:
+    return {**trial._asdict(), "run": None if trial.run is None else str(trial.run)}
