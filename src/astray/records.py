@@ -24,6 +24,13 @@ ROOT = "<root>"
 STOPPED_BY_GUARD = "a guard's stop, at a call that had made NaN or infinity"
 """The `ended` of a recording whose program a guard has stopped in the middle of a step."""
 
+GENERATOR = ("generator.before", "generator.after")
+"""The paths of the states that a random generator had before and after a call of a function, in the role `state`.
+
+They are kept to execute the call again. They are no part of what is compared: runs of other seeds or devices differ in
+them, and what was drawn is seen in the results.
+"""
+
 SKIPPED_UPDATE = "astray/skipped update"
 """The site of a note that a GradScaler has left an update out, because gradients had overflowed."""
 

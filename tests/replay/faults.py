@@ -147,7 +147,7 @@ FIRST_HALF = {
 SECOND_HALF = {
     "unwritten row": Fault("gelu.default", 0, unwritten_row, "h.0/gelu"),
     "one sample less": Fault("mm.default", 3, one_sample_less, "h.1.shrink/linear", "backward"),
-    "narrow products": Fault("mm.default", 6, narrow_products, "h.1.proj/linear", "backward"),
+    "narrow products": Fault("mm.default", 6, narrow_products, "h.1.expand/linear", "backward"),
     "swapped heads": Fault("bmm.default", 1, swapped_heads, "h.0/matmul"),
     "next word": Fault("embedding.default", 0, next_word, "tok/embedding"),
     "coarse inputs": Fault("addmm.default", 5, coarse_inputs, "h.1.proj/linear", program="gpt f32"),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from astray.comparison.pair.mapping import NOTHING, Mapping
 from astray.comparison.pair.renaming import renamed_columns
+from astray.records import GENERATOR
 from astray.steps import StepSelection
 from astray.store import DictionaryColumn, RankRun
 
@@ -126,6 +127,7 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     phase = run.calls.coded("phase")
     calls["again"] = calls["recompute"] * (phase.codes == phase.code("forward"))
     kept = run.call_rows >= 0  # a torn run may have lost the call of a tensor, which its problems name
+    kept &= ~_of_generators(run)
     if reading.steps or reading.sites:
         wanted = _selected(calls["step"], reading.steps) & _match(calls["site"], vocabularies["site"], reading.sites)
         kept &= np.append(wanted, False)[run.call_rows]
@@ -142,6 +144,13 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     if not reading.ones:
         columns["form"] = _without_ones(columns["form"], vocabularies["shape"])
     return Rows(run, np.arange(len(run.tensors))[rows], call_row, columns)
+
+
+def _of_generators(run: RankRun) -> Bools:
+    """The states of random generators, which are kept for a replay."""
+    role, path = run.tensors.coded("role"), run.tensors.coded("path")
+    named = [path.code(name) for name in GENERATOR if name in path.values]
+    return np.asarray(np.isin(path.codes, named) & (role.codes == role.code("state")))
 
 
 def _without_ones(shape: Ints, vocabulary: StringTable) -> Ints:

@@ -25,6 +25,7 @@ _SLICE = re.compile(r"slice\((None|-?\d{1,18}), (None|-?\d{1,18}), (None|-?\d{1,
 _SPELLED = re.compile(r"<torch\.(?:dtype|device|layout|memory_format) (.{1,40})>")
 _DEVICE = re.compile(r"(?:cpu|cuda|npu|xpu|mps|hpu|mtia|maia|privateuseone)(?::\d{1,4})?")
 _NOT_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+_GENERATOR = "<Generator>"
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -46,6 +47,7 @@ class Rebuilding(NamedTuple):
     dtype: Callable[[torch.dtype], torch.dtype]
     device: str
     tuples: bool  # whether a list as an index is a tuple, which skeletons do not tell
+    generator: torch.Generator | None = None
 
 
 def parse_skeleton(text: str | None) -> Skeleton:
@@ -82,7 +84,7 @@ def paths(skeleton: Skeleton) -> list[str]:
     def note(path: str) -> None:
         found.append(path)
 
-    rebuild(skeleton, Rebuilding(note, lambda dtype: dtype, "cpu", False))
+    rebuild(skeleton, Rebuilding(note, lambda dtype: dtype, "cpu", False, torch.default_generator))
     return found
 
 
@@ -109,6 +111,8 @@ def _text(text: str, path: str, how: Rebuilding) -> Any:
         text = spelled[1]
     if text == "<ellipsis>":
         return ...
+    if text == _GENERATOR and how.generator is not None:
+        return how.generator
     if text in _NOT_FINITE:
         return _NOT_FINITE[text]
     if text.startswith("torch."):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from astray.errors import RunError
+from astray.records import GENERATOR
 from astray.replay.arguments import NotPlainError, Skeleton, parse_skeleton, paths
-from astray.replay.functions import RefusedNameError, ResolvedFunction, resolve
+from astray.replay.functions import OVERWRITING, RefusedNameError, ResolvedFunction, resolve
 from astray.replay.modules import CLASSES, NotALeafError, rebuild_module
 from astray.stats import dtypes
 from astray.store import RankRun
@@ -41,12 +42,19 @@ class BackwardCall(NamedTuple):
     sent: Tensors
 
 
+class GeneratorStates(NamedTuple):
+    """The states that torch's generator had before and after a call."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+
+
 class RebuiltCall(NamedTuple):
     """A call that can be executed again.
 
     callable_of: from the parameters of a module, in the numbers of a way, to what is called. twins: inputs that are
     another input once more, so that the gradient of both is recorded at the first. kept: the results as they were
-    recorded. shared: inputs that other calls are given too.
+    recorded. shared: inputs that other calls are given too. drawn: of a call that draws random numbers.
     """
 
     call: dict[str, Any]
@@ -62,6 +70,7 @@ class RebuiltCall(NamedTuple):
     devices: frozenset[str]
     backwards: list[BackwardCall]
     lost: list[str]  # why some of its tensors are left out
+    drawn: GeneratorStates | None = None
 
 
 class RecordedCalls:
@@ -101,6 +110,18 @@ class RecordedCalls:
                 call = self._rank.calls.row(row)
                 found.setdefault(call["site"], []).append((call["seq"], own))
         return {site: sorted(calls, key=lambda each: each[0]) for site, calls in found.items()}
+
+    @cached_property
+    def _drawing(self) -> dict[int, list[int]]:
+        """The rows of the calls of functions inside of a module that have drawn, by the number of the module's call."""
+        role, path = self._rank.tensors.coded("role"), self._rank.tensors.coded("path")
+        states = np.flatnonzero((role.codes == role.code("state")) & (path.codes == path.code(GENERATOR[0])))
+        found: dict[int, list[int]] = {}
+        for row in np.unique(self._rank.call_rows[states]).tolist():
+            parent = self._rank.calls.row(row)["parent"] if row >= 0 else None
+            if parent is not None and parent >= 0:
+                found.setdefault(parent, []).append(row)
+        return found
 
     @cached_property
     def _shared(self) -> frozenset[int]:
@@ -149,12 +170,14 @@ class RecordedCalls:
         skeleton = parse_skeleton(call["args"])
         rows = {(tensor["role"], tensor["path"]): (index, tensor) for index, tensor in tensors}
         inputs = {path: rows.get(("input", path)) for path in paths(skeleton)}
+        if function is not None and function.name in OVERWRITING and "0" in inputs:
+            inputs["0"] = inputs["0"] or rows.get(("output", "out"))  # whose values it does not read
         if missing := [path for path, found in inputs.items() if found is None]:
             raise CannotReplayError(_missing(missing[0]))
         outputs = {path: found for (role, path), found in rows.items() if role == "output"}
         if not outputs:
             raise CannotReplayError("no result was recorded")
-        if function is not None and function.in_place:
+        if function is not None and function.in_place and function.name not in OVERWRITING:
             _check_overwritten(inputs, outputs)
         own = self._own(call) if function is None else {}
         everything = [
@@ -188,7 +211,26 @@ class RecordedCalls:
             frozenset(tensor["device"].partition(":")[0] for _, tensor in tensors),
             backwards,
             lost,
+            self._drawn(call, rows),
         )
+
+    def _drawn(
+        self, call: dict[str, Any], rows: Mapping[tuple[str, str], tuple[int, dict[str, Any]]]
+    ) -> GeneratorStates | None:
+        """The states of the generator at a call; of a module those at the first and the last call inside."""
+        found = [rows.get(("state", path)) for path in GENERATOR]
+        if call["kind"] == "module" and (inside := self._drawing.get(call["seq"])):
+            ends = [
+                {tensor["path"]: (index, tensor) for index, tensor in self._tensors(row) if tensor["role"] == "state"}
+                for row in (inside[0], inside[-1])
+            ]
+            found = [end.get(path) for end, path in zip(ends, GENERATOR, strict=True)]
+        if found[0] is None or found[1] is None:
+            return None
+        states = GeneratorStates(self._read(*found[0]), self._read(*found[1]))
+        if states.before.numel() != torch.default_generator.get_state().numel():
+            raise CannotReplayError("random numbers of a device's own generator, which this processor does not have")
+        return states
 
     def _callable(
         self, call: dict[str, Any], function: ResolvedFunction | None, parameters: Tensors

@@ -46,64 +46,83 @@ class Way(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """The results of a call by their paths, and of each backward call the gradients of its inputs."""
+    """The results of a call by their paths, and of each backward call the gradients of its inputs.
+
+    drew_alike: whether it has drawn as many random numbers as when it was recorded.
+    """
 
     outputs: Tensors
     gradients: list[Tensors]
+    drew_alike: bool = True
+
+
+_REFUSALS = (
+    RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError, KeyError, AssertionError,
+)  # fmt: skip
+"""What torch raises for arguments that it does not take."""
 
 
 def execute(call: RebuiltCall, way: Way, backward: bool = True) -> Executed:
     """The call again. Raises CannotReplayError where torch does not compute it in this way."""
-    leaves: Tensors = {}
-    wanted = {path for each in call.backwards for path in each.sent} if backward else set[str]()
-    position = iter(range(1 << 30))
-
-    def tensor(path: str) -> torch.Tensor:
-        path = call.twins.get(path, path)
-        if path in leaves:
-            return _given(leaves[path], way)
-        leaf = _changed(call.inputs[path], way, next(position))
-        if path in wanted and (leaf.is_floating_point() or leaf.is_complex()):
-            leaf.requires_grad_()
-        leaves[path] = leaf
-        return _given(leaf, way)
-
-    dtype = (lambda each: _replaced(each, way.dtype)) if way.dtype is not None else (lambda each: each)
+    inputs = _Inputs(call, way, backward)
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(bool(wanted)), torch.device(way.device):
+        with warnings.catch_warnings(), torch.set_grad_enabled(bool(inputs.wanted)), torch.device(way.device):
             warnings.simplefilter("ignore")  # the program has seen torch's warnings when it made the call
-            args, kwargs = rebuild(call.skeleton, Rebuilding(tensor, dtype, way.device, way.tuples))
-            own = {name: _changed(each, way, next(position)) for name, each in call.own.items()}
-            own = {name: each.clone() for name, each in own.items()}
-            function = call.callable_of(own)
-            if way.dtype is not None and call.name in _WIDENED and args:
-                result = args[0].to(way.dtype)
-            else:
-                result = function(*args, **kwargs)
-            if result is None or call.name == "setitem":
-                result = (
-                    args[0] if call.name == "setitem" else [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
-                )
-            outputs = _flat(result, "out")
+            outputs, drew_alike = _call(call, way, inputs)
             gradients = [
-                _gradients(outputs, leaves, each.arrived, each.sent, way) for each in call.backwards if backward
+                _gradients(outputs, inputs.leaves, each.arrived, each.sent, way) for each in call.backwards if backward
             ]
-    except CannotReplayError:
-        raise
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        IndexError,
-        NotImplementedError,
-        AttributeError,
-        KeyError,
-        AssertionError,
-    ) as error:
+    except _REFUSALS as error:
         raise CannotReplayError(f"torch does not execute it here ({first_line(error)})") from None
     except MemoryError:
         raise CannotReplayError("not enough memory") from None
-    return Executed({path: each.detach() for path, each in outputs.items()}, gradients)
+    return Executed({path: each.detach() for path, each in outputs.items()}, gradients, drew_alike)
+
+
+class _Inputs:
+    """The inputs of a call in the numbers of a way. `leaves` are those whose gradients may be asked for."""
+
+    def __init__(self, call: RebuiltCall, way: Way, backward: bool) -> None:
+        self.leaves: Tensors = {}
+        self.wanted = {path for each in call.backwards for path in each.sent} if backward else set[str]()
+        self._call = call
+        self._way = way
+        self._made = 0
+
+    def tensor(self, path: str) -> torch.Tensor:
+        path = self._call.twins.get(path, path)
+        if path not in self.leaves:
+            leaf = self.changed(self._call.inputs[path])
+            if path in self.wanted and (leaf.is_floating_point() or leaf.is_complex()):
+                leaf.requires_grad_()
+            self.leaves[path] = leaf
+        return _given(self.leaves[path], self._way)
+
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._made += 1
+        return _changed(tensor, self._way, self._made)
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return _replaced(dtype, self._way.dtype)
+
+
+def _call(call: RebuiltCall, way: Way, inputs: _Inputs) -> tuple[Tensors, bool]:
+    """The results of a call, and whether it drew as many random numbers as it did."""
+    generator = torch.default_generator
+    args, kwargs = rebuild(call.skeleton, Rebuilding(inputs.tensor, inputs.dtype, way.device, way.tuples, generator))
+    function = call.callable_of({name: inputs.changed(each).clone() for name, each in call.own.items()})
+    if call.drawn is not None:
+        generator.set_state(call.drawn.before)
+    if way.dtype is not None and call.name in _WIDENED and args:
+        result = args[0].to(way.dtype)
+    else:
+        result = function(*args, **kwargs)
+    drew_alike = call.drawn is None or torch.equal(generator.get_state(), call.drawn.after)
+    if call.name == "setitem":
+        result = args[0]
+    elif result is None and args:  # of lists of tensors that are written to
+        result = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
+    return _flat(result, "out"), drew_alike
 
 
 def _given(leaf: torch.Tensor, way: Way) -> torch.Tensor:
@@ -199,11 +218,13 @@ class _SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def plan(call: RebuiltCall) -> Way:
-    """How the call was made: how its indices are read, and whether its inputs were cast. Nothing is computed.
+def plans(call: RebuiltCall) -> list[Way]:
+    """How the call may have been made: how its indices are read, and whether its inputs were cast. Nothing is computed.
 
-    Raises CannotReplayError where it would not give what was recorded.
+    The first that this processor executes is how it was made: without memory, torch checks dtypes less. Raises
+    CannotReplayError where none would give what was recorded.
     """
+    found: list[Way] = []
     failure: CannotReplayError | None = None
     for way in _plans(call):
         try:
@@ -220,11 +241,13 @@ def plan(call: RebuiltCall) -> Way:
         ):
             failure = CannotReplayError("arguments that give a result of another shape or dtype than was recorded")
             continue
-        return way
-    if call.name in DATA_DEPENDENT:
-        return Way()
-    assert failure is not None
-    raise failure
+        found.append(way)
+    if not found and call.name in DATA_DEPENDENT:
+        return [Way()]
+    if not found:
+        assert failure is not None
+        raise failure
+    return found
 
 
 def _plans(call: RebuiltCall) -> list[Way]:

@@ -27,20 +27,35 @@ _NAMESPACES: dict[str, Any] = {
 _UNLISTED = {
     "torch": frozenset(
         """
-        arange ones zeros full eye linspace logspace ones_like zeros_like full_like tril_indices triu_indices
-        scalar_tensor tensor bartlett_window blackman_window hamming_window hann_window kaiser_window rand randn randint
-        randperm normal rand_like randn_like randint_like relu_ _foreach_norm _foreach_mul _foreach_mul_ _foreach_add
-        _foreach_add_ _foreach_sub _foreach_sub_ _foreach_div _foreach_div_ _foreach_sqrt _foreach_neg _foreach_abs
-        _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_ _foreach_maximum_
+        arange range ones zeros full eye linspace logspace ones_like zeros_like full_like tril_indices triu_indices
+        scalar_tensor tensor as_tensor vander bartlett_window blackman_window hamming_window hann_window kaiser_window
+        rand randn randint randperm normal rand_like randn_like randint_like relu_ segment_reduce _grouped_mm
+        _fused_rms_norm _weight_norm fill
         """.split()  # noqa: SIM905 - a list of quoted words is harder to read
     ),
-    "torch.Tensor": frozenset({"new_zeros", "new_ones", "new_full"}),
-    "torch.nn.functional": frozenset({"relu_", "elu_", "selu_", "celu_", "leaky_relu_", "hardtanh_", "threshold_"}),
+    "torch.Tensor": frozenset({"new_zeros", "new_ones", "new_full", "unflatten", "type"}),
+    "torch.nn.functional": frozenset(
+        {"sigmoid", "tanh", "hardsigmoid", "hardswish", "upsample", "upsample_bilinear", "upsample_nearest"}
+        | {"grouped_mm"}
+    ),
+    "torch.fft": frozenset({"fftfreq", "rfftfreq"}),
 }
-"""Functions that torch does not list: they take no tensor, lists of them, or write in place. Those that draw random
-numbers are here to be found out as such."""
+"""Functions that torch does not list, since they take no tensor or lists of them, or ask nobody before they run."""
 
-_REFUSED = frozenset(
+_FOREACH = re.compile(r"_foreach_[a-z0-9]+_?")
+"""Functions of lists of tensors, as optimizers call them. They check their arguments."""
+
+_UNFILLED = frozenset(
+    """
+    empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided new resize_ resize_as_
+    resize_as_sparse_ set_
+    """.split()  # noqa: SIM905
+)
+
+_BY_STRIDES = frozenset({"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
+"""They read memory around their input, which a rebuilt tensor does not have."""
+
+_QUERIES = frozenset(
     """
     size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
     is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
@@ -49,23 +64,20 @@ _REFUSED = frozenset(
     __int__ __index__ __complex__ __contains__ __repr__ __str__ __format__ __hash__ __dir__ __deepcopy__
     __reduce__ __reduce_ex__ __setstate__ __array__ __array_wrap__ __dlpack__ __dlpack_device__
     __cuda_array_interface__ __iter__ register_hook register_post_accumulate_grad_hook retain_grad
-    requires_grad_ backward detach_ as_subclass share_memory_ pin_memory names rename refine_names
-    result_type can_cast promote_types broadcast_shapes is_grad_enabled set_grad_enabled _set_grad_enabled
+    requires_grad_ backward detach_ as_subclass share_memory_ pin_memory names rename rename_ refine_names align_as
+    align_to result_type can_cast promote_types broadcast_shapes is_grad_enabled set_grad_enabled _set_grad_enabled
     is_autocast_enabled set_default_dtype get_default_dtype manual_seed seed initial_seed get_rng_state
-    set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version
-    empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided new resize_
-    resize_as_ resize_as_sparse_ set_ as_strided as_strided_ as_strided_copy as_strided_scatter
-    map_ map2_ apply_ record_stream module_load from_file rename_ __torch_dispatch__ type
+    set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version map_ map2_ apply_ record_stream
+    module_load from_file reinforce __torch_dispatch__
     """.split()  # noqa: SIM905
 )
-"""Queries, unfilled memory and Python's protocols, as the recorder's catalogue has them; what takes Python functions or
-files; and what reads memory by strides of its own, which a rebuilt tensor does not have."""
+"""Queries and Python's protocols, as the recorder's catalogue has them; what takes Python functions or files."""
 
 _PRIVATE_OPERATORS = frozenset(
     """
     _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data _to_copy _unsafe_view
-    _native_batch_norm_legit _foreach_norm _foreach_mul_ _foreach_mul _foreach_add _foreach_add_ _foreach_div
-    _foreach_div_ _foreach_sqrt _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_ _fused_rms_norm
+    _native_batch_norm_legit _fused_rms_norm _fused_rms_norm_backward _grouped_mm
+    _scaled_dot_product_flash_attention_for_cpu
     """.split()  # noqa: SIM905
 )
 """Operators with an underscore check their arguments less, since torch calls them itself; these do."""
@@ -89,6 +101,13 @@ COMPOSED = re.compile(r"attention|lstm|gru|rnn")
 
 BREAKING_TIES = re.compile(r"(arg)?(max|min|sort)|(nan)?median|topk|kthvalue|mode|unique\w*|\w*pool\w*")
 """Functions with indices among their results. Where values are equal, each implementation may name another."""
+
+OVERWRITING = frozenset(
+    """
+    normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_ zero_ fill_ copy_
+    """.split()  # noqa: SIM905
+)
+"""In-place functions that do not read what they write to: it may have been unfilled memory."""
 
 DATA_DEPENDENT = frozenset(
     {"getitem", "setitem", "masked_select", "nonzero", "argwhere", "unique", "unique_consecutive", "where", "index_put"}
@@ -124,8 +143,7 @@ def resolve(kind: str) -> ResolvedFunction:
         raise RefusedNameError("not a function of torch itself")
     home, name = found.groups()
     function: Any = vars(_NAMESPACES[home]).get(name) if home != "torch.Tensor" else getattr(torch.Tensor, name, None)
-    if name in _REFUSED or not (name in _UNLISTED.get(home, ()) or _is_listed(function)):
-        raise RefusedNameError("not a function that computes with tensors")
+    _check(home, name, function)
     if home == "torch.Tensor" and name in _MOVES:
         return ResolvedFunction(lambda tensor, *_, **__: tensor.clone(), name, False)
     dunder = name.startswith("__") and name.endswith("__")
@@ -133,23 +151,49 @@ def resolve(kind: str) -> ResolvedFunction:
     return ResolvedFunction(function, name.strip("_") if dunder else name, in_place)
 
 
-def _is_listed(function: Any) -> bool:
-    try:
-        return function in _listed()
-    except TypeError:  # not hashable, so not a function
-        return False
+def _check(home: str, name: str, function: Any) -> None:
+    """Raises RefusedNameError for a name that is not executed."""
+    if function is None:
+        raise RefusedNameError("not a function of this torch")
+    if name in _UNFILLED:
+        raise RefusedNameError("memory that is not filled yet")
+    if name in _BY_STRIDES:
+        raise RefusedNameError("a view by strides of its own: what lies around its input was not kept")
+    if name in _QUERIES:
+        raise RefusedNameError("not a function that computes with tensors")
+    if name in _UNLISTED.get(home, ()) or (home == "torch" and _FOREACH.fullmatch(name)):
+        return
+    if (home, name) in _listed() or (home, id(function)) in _listed():
+        return
+    in_place = name.endswith("_") and not name.startswith("_")  # of these torch lists those of tensors alone
+    if in_place and {(home, name[:-1]), ("torch", name[:-1]), ("torch.Tensor", name)} & _listed():
+        return
+    raise RefusedNameError("a function that torch does not list among those of tensors, such as a private one")
 
 
 @functools.cache
-def _listed() -> frozenset[Any]:
-    """What torch lists as functions of tensors."""
-    return frozenset(
-        function for functions in get_overridable_functions().values() for function in functions if callable(function)
-    )
+def _listed() -> frozenset[tuple[str, str | int]]:
+    """What torch lists as functions of tensors: where it is, with its name and with its id.
+
+    A few have another name than they have there. And torch lists what it has found when it was first asked, which may
+    be a wrapper of then.
+    """
+    homes = {id(space): home for home, space in _NAMESPACES.items()} | {id(torch.functional): "torch"}
+    found = set[tuple[str, str | int]]()
+    for space, functions in get_overridable_functions().items():
+        home = homes.get(id(space))
+        if home is not None:
+            short = f"{home.rpartition('.')[2]}_"  # torch.linalg.norm calls itself linalg_norm
+            names = [getattr(function, "__name__", "") for function in functions]
+            found.update((home, each) for name in names for each in (name, name.removeprefix(short)))
+            found.update((home, id(function)) for function in functions)
+    return frozenset(found)
 
 
 def _operator(name: str, overload: str | None) -> ResolvedFunction:
-    if name in _REFUSED or (name.startswith("_") and name not in _PRIVATE_OPERATORS):
+    refused = name in _QUERIES or name in _UNFILLED or name in _BY_STRIDES
+    private = name.startswith("_") and name not in _PRIVATE_OPERATORS and not _FOREACH.fullmatch(name)
+    if refused or private:
         raise RefusedNameError("an operator that torch calls by itself, or one that does not compute")
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or (overload or "default") not in packet.overloads():

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from astray.errors import RunError, UsageError
 from astray.records import Frame
 from astray.replay.calls import CannotReplayError, RebuiltCall, RecordedCalls
-from astray.replay.exact import HALVES, Executed, Way, execute, plan
+from astray.replay.exact import HALVES, Executed, Way, execute, plans
 from astray.replay.functions import BREAKING_TIES, COMPOSED, CONTRACTING
 from astray.replay.judging import Errors, Judgement, Scale, judge, judge_equal, worst
 from astray.steps import StepSelection
@@ -177,7 +179,8 @@ def replay(
             progress(done, len(found))
         try:
             rebuilt = calls.rebuild(row)
-            tensors = list(_judged(rebuilt, _flags(each.setup)))
+            with _unchanged_generator():
+                tensors = list(_judged(rebuilt, _flags(each.setup)))
             if not tensors:
                 raise CannotReplayError(rebuilt.lost[0] if rebuilt.lost else "no result that can be judged")
             stack = each.stack(call["stack"]) if call["stack"] is not None else []
@@ -237,20 +240,12 @@ class _Target(NamedTuple):
 
 def _judged(call: RebuiltCall, flags: dict[str, Any]) -> Iterator[ReplayedTensor]:
     """Each result of a call, and each gradient it sent, judged."""
-    way = plan(call)
-    before = torch.get_rng_state()
-    try:
-        own = _own(call, way)
-        if not torch.equal(torch.get_rng_state(), before):
-            raise CannotReplayError("random numbers: what it drew was not recorded")
-    finally:
-        torch.set_rng_state(before)
+    way, own = _own(call)
     exact = execute(call, way._replace(dtype=torch.float64))
-    targets = [_Target(kept, path, None) for path, kept in call.kept.items()]
-    for number, backward in enumerate(call.backwards):
-        targets += [_Target(sent, path, number) for path, sent in backward.sent.items()]
-    more: list[Executed] | None = None
-    for target in targets:
+    if not exact.drew_alike:  # other dtypes may draw other numbers
+        exact = own
+    ways = _Ways(call, way, flags)
+    for target in _targets(call):
         computed, true = target.of(own), target.of(exact)
         if computed is None or true is None:
             continue
@@ -261,31 +256,87 @@ def _judged(call: RebuiltCall, flags: dict[str, Any]) -> Iterator[ReplayedTensor
             continue
         if computed.shape != target.recorded.shape or computed.layout != torch.strided:
             raise CannotReplayError("arguments that give a result of another shape or dtype than was recorded")
-        if not (target.recorded.is_floating_point() or target.recorded.is_complex()):
-            if not BREAKING_TIES.fullmatch(call.name):
-                yield _named(call, target, judge_equal(target.recorded, computed))
+        if target.recorded.is_floating_point() or target.recorded.is_complex():
+            judgement = _judgement(ways, target, computed, true)
+            if judgement.surprise > 1 and call.drawn is not None and exact is not own:
+                # In float64 other numbers may have been drawn, even if as many.
+                judgement = min(judgement, _judgement(ways, target, computed, computed), key=_rank_of)
+        elif BREAKING_TIES.fullmatch(call.name):
             continue
-        scale = Scale(true, _rounding(target, way))
-        errors, plain = scale.errors(target.recorded, computed), [scale.errors(computed, computed)]
-        judgement = judge(target.recorded, scale, errors, plain[0])
-        if judgement.surprise > 1:
-            more = _further_ways(call, way, flags) if more is None else more
-            results = [result for each in more if (result := target.of(each)) is not None]
-            plain += [scale.errors(result.to(computed.dtype), computed) for result in results]
-            judgement = judge(target.recorded, scale, errors, worst(plain))
-        if judgement.surprise > 1:
-            judgement = judge(target.recorded, scale, errors, worst(plain), _order_of_sums(call, way, target, scale))
+        else:
+            judgement = judge_equal(target.recorded, computed)
         yield _named(call, target, judgement)
 
 
-def _own(call: RebuiltCall, way: Way) -> Executed:
-    """The call in its own dtype; where this processor lacks it, in float32."""
+def _targets(call: RebuiltCall) -> list[_Target]:
+    """What is judged of a call."""
+    targets = [_Target(kept, path, None) for path, kept in call.kept.items()]
+    for number, backward in enumerate(call.backwards):
+        targets += [_Target(sent, path, number) for path, sent in backward.sent.items()]
+    return targets
+
+
+def _judgement(ways: _Ways, target: _Target, computed: torch.Tensor, true: torch.Tensor) -> Judgement:
+    """A tensor beside the plain ones; more of these are computed only where they are needed."""
+    scale = Scale(true, _rounding(target, ways.first))
+    errors, plain = scale.errors(target.recorded, computed), [scale.errors(computed, computed)]
+    judgement = judge(target.recorded, scale, errors, plain[0])
+    if judgement.surprise > 1:
+        results = [result for each in ways.further if (result := target.of(each)) is not None]
+        plain += [scale.errors(result.to(computed.dtype), computed) for result in results]
+        judgement = judge(target.recorded, scale, errors, worst(plain))
+    if judgement.surprise > 1:
+        order = _order_of_sums(ways.call, ways.first, target, scale)
+        judgement = judge(target.recorded, scale, errors, worst(plain), order)
+    return judgement
+
+
+class _Ways:
+    """The first plain way of a call, and `further` ones, which are computed when they are first asked for."""
+
+    def __init__(self, call: RebuiltCall, first: Way, flags: dict[str, Any]) -> None:
+        self.call = call
+        self.first = first
+        self._flags = flags
+
+    @cached_property
+    def further(self) -> list[Executed]:
+        return [each for each in _further_ways(self.call, self.first, self._flags) if each.drew_alike]
+
+
+def _own(call: RebuiltCall) -> tuple[Way, Executed]:
+    """How a call was made, and what that gives; where this processor lacks its dtype, in float32."""
+    before = torch.get_rng_state()
+    way, own = _executed(call)
+    if call.drawn is None and not torch.equal(torch.get_rng_state(), before):
+        raise CannotReplayError("random numbers whose generator was not recorded: record with --level function")
+    if not own.drew_alike:
+        raise CannotReplayError("random numbers that this torch draws otherwise, or another thread drew from as well")
+    return way, own
+
+
+def _executed(call: RebuiltCall) -> tuple[Way, Executed]:
+    failure: CannotReplayError | None = None
+    ways = plans(call)
+    for way in ways:
+        try:
+            return way, execute(call, way)
+        except CannotReplayError as error:  # noqa: PERF203 - the next may be how it was made
+            failure = failure or error
+    assert failure is not None
+    if not any(each.dtype in HALVES for each in (*call.inputs.values(), *call.kept.values())):
+        raise failure
+    return ways[0], execute(call, ways[0]._replace(dtype=torch.float32))
+
+
+@contextmanager
+def _unchanged_generator() -> Iterator[None]:
+    """Puts torch's generator back: replaying draws nothing from a program that calls it."""
+    before = torch.get_rng_state()
     try:
-        return execute(call, way)
-    except CannotReplayError:
-        if not any(each.dtype in HALVES for each in (*call.inputs.values(), *call.kept.values())):
-            raise
-        return execute(call, way._replace(dtype=torch.float32))
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def _rounding(target: _Target, way: Way) -> torch.dtype:

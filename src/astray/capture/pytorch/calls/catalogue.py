@@ -13,6 +13,7 @@ from torch.overrides import resolve_name
 
 from astray.capture.function_list import FunctionList, categorise
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, describe
+from astray.capture.pytorch.calls.generators import may_draw
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
@@ -152,6 +153,12 @@ class Function:
         return written
 
 
+class RandomFunction(Function):
+    """A function that may draw random numbers: the state of their generator is kept with its tensors."""
+
+    __slots__ = ()
+
+
 _UNFILLED_FUNCTION = UnfilledFunction()
 
 
@@ -183,7 +190,7 @@ class Catalogue:
         last = name.rpartition(".")[2]
         by_default = last not in _QUERIES and last not in _UNFILLED
         if by_default if self._function_list is None else self._function_list.wants(category, name, by_default):
-            return Function(short_name(full), full)
+            return (RandomFunction if may_draw(func) else Function)(short_name(full), full)
         return _UNFILLED_FUNCTION if last in _UNFILLED else None
 
 

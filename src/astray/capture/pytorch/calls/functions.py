@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
-from astray.capture.pytorch.calls.catalogue import Catalogue, Function, UnfilledFunction
+from astray.capture.pytorch.calls.catalogue import Catalogue, Function, RandomFunction, UnfilledFunction
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, PendingCollectives
+from astray.capture.pytorch.calls.generators import GeneratorStates
 from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import LastNodes, LiveGradients
@@ -98,11 +99,14 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         call = self._calls.begin(function, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
+        drawn = GeneratorStates.of(self._engine, call, args, kwargs) if type(function) is RandomFunction else None
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
             self._calls.call_raised(call, error)
             raise
+        if drawn is not None:
+            drawn.record(self._engine, call)
         record_outputs = self._record_collective if isinstance(function, Collective) else None
         outputs = self._calls.end(call, function, args, kwargs, result, record_outputs)
         if outputs == [] and function.kind == "function":
