@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,10 @@ class _Walk:
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
         begin, end = self._window(first)
+        steps = str(end) if begin == end else f"{begin}:{end + 1}"
         update = first.phase == "update" or first.cause == "parameter"
         return RecordingRequest(
-            steps=f"{begin}:{end + 1}",
+            steps=steps,
             until=end,
             level="module,function",
             keep="stats,tensors",
@@ -183,7 +185,7 @@ class _Walk:
         return run
 
     def _record_again(self, request: RecordingRequest) -> str:
-        words = " ".join(f"'{word}'" if set(word) & set("^$|()*\\[]<>,") else word for word in request.options())
+        words = shlex.join(request.options())
         path, command = relative_to_cwd(self._reference.path), " ".join(self._reference.info.command)
         return (
             f"{path} kept no values of this step. Record them where the reference was recorded (as: {command}) with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -23,58 +24,62 @@ def render(located: Located, *, width: int = WIDTH, colour: bool = False) -> str
     title = printable(f"{relative_to_cwd(located.reference)}  →  {located.program}")
     page.line(page.paint(title, BOLD) + f"        {steps} compared")
     page.line()
-    _verdict(page, located)
-    for fault in located.faults:
-        _fault(page, fault, several=len(located.faults) > 1)
-    _entries(page, "tried", [_trial(trial) for trial in located.trials])
-    page.line()
-    _entries(page, "to tell more", located.hints)
+    if located.faults:
+        for number, fault in enumerate(located.faults):
+            _fault(page, fault, located.trials if not number else [])
+        _remaining(page, located)
+    else:
+        _headline(page, located)
+        _trials(page, located.trials)
+        page.line()
+    if located.hints:
+        page.entry("to tell more", located.hints, margin=0)
     page.entry("recordings", f"{relative_to_cwd(located.folder)}, with what the program printed", margin=0)
     return page.text()
 
 
-def _verdict(page: TextPage, located: Located) -> None:
-    if located.verdict == "agrees":
-        page.line(page.paint("✓ ", GREEN) + answer(located.comparison))
-    elif located.doubt:
-        for line in page.folded(f"? Cannot tell: {located.doubt}", later_indent="  "):
-            page.line(page.paint(line, YELLOW))
-    elif not located.faults:
-        for line in page.folded(f"✗ {answer(located.comparison)}", later_indent="  "):
-            page.line(page.paint(line, RED))
-    page.line()
+def _headline(page: TextPage, located: Located) -> None:
+    """The answer where no call was looked at closer."""
+    text, colour = {
+        "agrees": (f"✓ {answer(located.comparison)}", GREEN),
+        "cannot tell": (f"? Cannot tell: {located.doubt}", YELLOW),
+    }.get(located.verdict, (f"✗ {answer(located.comparison)}", RED))
+    for line in page.folded(text, later_indent="  "):
+        page.line(page.paint(line, colour))
 
 
-def _fault(page: TextPage, fault: Fault, *, several: bool) -> None:
+def _fault(page: TextPage, fault: Fault, before: Sequence[Trial]) -> None:
+    """A suspect with its trials. before: those about the program as a whole."""
     found = fault.divergence
-    mark = "Proven" if fault.proven else "Not proven"
-    head = f"✗ {mark}: {found.place.full}"
+    head = f"✗ {'Proven' if fault.proven else 'Not proven'}: {found.place.full}"
     for line in page.folded(head, later_indent="    "):
         page.line(page.paint(line, RED if fault.proven else YELLOW))
     if found.frame is not None:
         page.code(_where(found), found.frame.code)
     page.entry("error", error_of(found))
     page.entry("cause", cause_of(found))
-    page.entry("tried", [_trial(trial) for trial in fault.trials])
+    _trials(page, [*before, *fault.trials])
     if not fault.proven:
-        page.entry("", _NOT_PROVEN)
-    if fault.rest is not None and fault.proven and not several:
-        page.entry("besides", f"{fault.rest.place} is wrong for another reason")
+        page.entry("so", _NOT_PROVEN)
     page.line()
+
+
+def _trials(page: TextPage, trials: Sequence[Trial]) -> None:
+    for trial in trials:
+        page.entry(trial.name, trial.text)
+
+
+def _remaining(page: TextPage, located: Located) -> None:
+    """What is wrong besides the faults that were followed."""
+    last = located.faults[-1]
+    if last.proven and last.rest is not None:
+        page.line(f"Besides these, {last.rest.place} is wrong, and was not looked at.")
+        page.line()
 
 
 def _where(found: Divergence) -> str:
     assert found.frame is not None
     return f"{PurePath(found.frame.file).name}:{found.frame.line} in {found.frame.function}"
-
-
-def _trial(trial: Trial) -> str:
-    return f"{trial.name}: {trial.text}"
-
-
-def _entries(page: TextPage, label: str, texts: list[str]) -> None:
-    if texts:
-        page.entry(label, texts, margin=0)
 
 
 def as_json(located: Located) -> str:

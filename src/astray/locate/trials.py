@@ -65,7 +65,7 @@ class Workshop:
 
 
 def _described(request: RecordingRequest) -> str:
-    steps = f"steps {request.steps}" if request.steps else "all steps"
+    steps = f"step{'' if request.steps.isdecimal() else 's'} {request.steps}" if request.steps else "all steps"
     what = f"{request.level}, {request.keep}"
     around = f", sites {request.match}" if request.match else ""
     return f"{steps}, {what}{around}{''.join(f', graft {graft}' for graft in request.grafts)}" + "".join(
