@@ -103,7 +103,7 @@ class RecordedCalls:
         for row in np.flatnonzero(_is(self._rank.calls, "kind", "module")).tolist():
             own = {
                 tensor["path"]: index
-                for index, tensor in self._tensors(row)
+                for index, tensor in self.tensors(row)
                 if tensor["role"] in ("parameter", "state") and "." not in tensor["path"]
             }
             if own:
@@ -144,20 +144,20 @@ class RecordedCalls:
     def call(self, row: int) -> dict[str, Any]:
         return {**self._rank.calls.row(row), "rank": self._rank.rank}
 
-    def _tensors(self, row: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def tensors(self, row: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The tensors of a call with the numbers of their rows."""
         order, starts = self._rows
         for index in order[starts[row] : starts[row + 1]].tolist():
             yield index, self._rank.tensors.row(index)
 
     def has_outputs(self, row: int) -> bool:
-        return any(tensor["role"] == "output" for _, tensor in self._tensors(row))
+        return any(tensor["role"] == "output" for _, tensor in self.tensors(row))
 
     def rebuild(self, row: int) -> RebuiltCall:
         """The call of a row. Raises CannotReplayError with the reason."""
         call = self.call(row)
         try:
-            return self._rebuild(call, list(self._tensors(row)))
+            return self._rebuild(call, list(self.tensors(row)))
         except (RefusedNameError, NotALeafError, NotPlainError) as error:
             raise CannotReplayError(str(error)) from None
         except RunError:
@@ -221,7 +221,7 @@ class RecordedCalls:
         found = [rows.get(("state", path)) for path in GENERATOR]
         if call["kind"] == "module" and (inside := self._drawing.get(call["seq"])):
             ends = [
-                {tensor["path"]: (index, tensor) for index, tensor in self._tensors(row) if tensor["role"] == "state"}
+                {tensor["path"]: (index, tensor) for index, tensor in self.tensors(row) if tensor["role"] == "state"}
                 for row in (inside[0], inside[-1])
             ]
             found = [end.get(path) for end, path in zip(ends, GENERATOR, strict=True)]
@@ -236,10 +236,10 @@ class RecordedCalls:
         self, call: dict[str, Any], function: ResolvedFunction | None, parameters: Tensors
     ) -> Callable[[Mapping[str, torch.Tensor]], Callable[..., Any]]:
         if function is None:
-            return rebuild_module(call["type"], self._settings(call), parameters)
+            return rebuild_module(call["type"], self.settings(call), parameters)
         return lambda _: function.call
 
-    def _settings(self, call: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, call: dict[str, Any]) -> dict[str, Any]:
         """What a module was set to at a call."""
         found: dict[str, Any] = {}
         for setup in self._rank.setup:
@@ -271,7 +271,7 @@ class RecordedCalls:
         row = int(np.flatnonzero(self._rank.calls.numbers("seq") == call["seq"])[0])
         gradients = {"input": Tensors(), "output": Tensors()}
         try:
-            for index, tensor in self._tensors(row):
+            for index, tensor in self.tensors(row):
                 if tensor["role"] in gradients:
                     gradients[tensor["role"]][tensor["path"]] = self._read(index, tensor)
         except CannotReplayError as error:

@@ -37,13 +37,10 @@ class NotALeafError(Exception):
     """A module that cannot be made again; its text says why."""
 
 
-def rebuild_module(
+def constructor_arguments(
     kind: str, settings: Mapping[str, Any], own: Mapping[str, torch.Tensor]
-) -> Callable[[Mapping[str, torch.Tensor]], Callable[..., Any]]:
-    """A function from the parameters and buffers of a module to its call.
-
-    settings: those recorded of the module. own: its recorded parameters and buffers.
-    """
+) -> dict[str, Any]:
+    """What a class of torch.nn is made with, by name. Raises NotALeafError where that was not recorded."""
     if kind not in CLASSES:
         raise NotALeafError(f"a module of class {kind}, which is not a leaf of torch.nn")
     known: Any = getattr(torch.nn, kind)
@@ -62,6 +59,18 @@ def rebuild_module(
     layers = given.get("num_layers", 1)
     if not isinstance(layers, int) or layers > _MOST_LAYERS:
         raise NotALeafError(f"a module of {layers} layers; {_MOST_LAYERS} are made at most")
+    return given
+
+
+def rebuild_module(
+    kind: str, settings: Mapping[str, Any], own: Mapping[str, torch.Tensor]
+) -> Callable[[Mapping[str, torch.Tensor]], Callable[..., Any]]:
+    """A function from the parameters and buffers of a module to its call.
+
+    settings: those recorded of the module. own: its recorded parameters and buffers.
+    """
+    known: Any = getattr(torch.nn, kind, None)
+    given = constructor_arguments(kind, settings, own)
     try:
         with torch.device("meta"):
             module = known(**given)

@@ -180,7 +180,7 @@ def replay(
         try:
             rebuilt = calls.rebuild(row)
             with _unchanged_generator():
-                tensors = list(_judged(rebuilt, _flags(each.setup)))
+                tensors = list(judge_call(rebuilt, _flags(each.setup)))
             if not tensors:
                 raise CannotReplayError(rebuilt.lost[0] if rebuilt.lost else "no result that can be judged")
             stack = each.stack(call["stack"]) if call["stack"] is not None else []
@@ -238,9 +238,9 @@ class _Target(NamedTuple):
         return found.get(self.path)
 
 
-def _judged(call: RebuiltCall, flags: dict[str, Any]) -> Iterator[ReplayedTensor]:
+def judge_call(call: RebuiltCall, flags: dict[str, Any]) -> Iterator[ReplayedTensor]:
     """Each result of a call, and each gradient it sent, judged."""
-    way, own = _own(call)
+    way, own = execute_as_recorded(call)
     exact = execute(call, way._replace(dtype=torch.float64))
     if not exact.drew_alike:  # other dtypes may draw other numbers
         exact = own
@@ -278,7 +278,7 @@ def _targets(call: RebuiltCall) -> list[_Target]:
 
 def _judgement(ways: _Ways, target: _Target, computed: torch.Tensor, true: torch.Tensor) -> Judgement:
     """A tensor beside the plain ones; more of these are computed only where they are needed."""
-    scale = Scale(true, _rounding(target, ways.first))
+    scale = Scale(true, rounding_dtype(target.recorded, ways.first))
     errors, plain = scale.errors(target.recorded, computed), [scale.errors(computed, computed)]
     judgement = judge(target.recorded, scale, errors, plain[0])
     if judgement.surprise > 1:
@@ -304,7 +304,7 @@ class _Ways:
         return [each for each in _further_ways(self.call, self.first, self._flags) if each.drew_alike]
 
 
-def _own(call: RebuiltCall) -> tuple[Way, Executed]:
+def execute_as_recorded(call: RebuiltCall) -> tuple[Way, Executed]:
     """How a call was made, and what that gives; where this processor lacks its dtype, in float32."""
     before = torch.get_rng_state()
     way, own = _executed(call)
@@ -339,9 +339,9 @@ def _unchanged_generator() -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def _rounding(target: _Target, way: Way) -> torch.dtype:
+def rounding_dtype(recorded: torch.Tensor, way: Way) -> torch.dtype:
     """The dtype whose roundings a result has: what inputs were cast to is coarser than the gradient they get."""
-    kept = target.recorded.dtype
+    kept = recorded.dtype
     own = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(kept, kept)
     return way.cast if way.cast is not None and torch.finfo(way.cast).eps > torch.finfo(own).eps else own
 
