@@ -15,10 +15,11 @@ from astray.locate.programs import RecordingRequest
 from locate import training
 from locate.training import Training
 
+STATISTICS = RecordingRequest()
 VALUES = RecordingRequest(level="module,function", keep="stats,tensors")
 
 
-def located(folder: Path, plant: Any, reference: RecordingRequest = RecordingRequest(), **options: Any) -> Located:
+def located(folder: Path, plant: Any, reference: RecordingRequest = STATISTICS, **options: Any) -> Located:
     Training().record(folder / "reference", reference)
     program = plant if isinstance(plant, Training) else Training(plant)
     return locate(astray.open(folder / "reference"), program, folder / "walk", **options)
@@ -54,7 +55,7 @@ def test_quick_says_that_it_differs_and_proves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_values", [True, False], ids=["values", "rerun"])
 def test_a_wrong_function_is_proven_by_grafting(has_values: bool, tmp_path: Path) -> None:
     more: dict[str, Any] = {} if has_values else {"reference_program": Training()}
-    found = located(tmp_path, training.silu_in_one_layer, VALUES if has_values else RecordingRequest(), **more)
+    found = located(tmp_path, training.silu_in_one_layer, VALUES if has_values else STATISTICS, **more)
     assert found.verdict == "proven"
     fault = found.faults[0]
     assert (fault.divergence.step, fault.divergence.phase) == (2, "forward")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,34 +62,22 @@ class Training:
             torch.manual_seed(self._seed)
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        settings: dict[str, Any] = {
-            "level": request.level.split(","),
-            "keep": request.keep.split(","),
-            "steps": request.steps or None,
-            "match": request.match or None,
-            "optimizer": request.optimizer.split(",") if request.optimizer else None,
-            "graft": list(request.grafts) or None,
-        }
-        given = {name: value for name, value in settings.items() if value is not None}
-        with ExitStack() as around:
+        with suppress(LastStep), ExitStack() as around:
             for swap in request.swaps:
                 what, _, to = swap.partition("=")
                 around.enter_context(astray.experiment.swap(net, what, to=to))
-            recorder = around.enter_context(astray.record(path, net, overwrite=True, **given))
+            recorder = around.enter_context(astray.record(path, net, overwrite=True, **request.settings()))
             if request.until is not None:
                 recorder.on_step_end = partial(end_after, request.until)
-            try:
-                for step in range(STEPS):
-                    if self._plant is not None:
-                        self._plant(net, optimizer, step)
-                    ids = torch.randint(20, (4, 9))
-                    loss = F.cross_entropy(net(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    recorder.step()
-            except LastStep:
-                pass
+            for step in range(STEPS):
+                if self._plant is not None:
+                    self._plant(net, optimizer, step)
+                ids = torch.randint(20, (4, 9))
+                loss = F.cross_entropy(net(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                recorder.step()
 
 
 def silu_in_one_layer(net: Net, _: Any, step: int) -> None:

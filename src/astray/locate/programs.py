@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from astray.errors import RunError
 from astray.process import relative_to_cwd
@@ -34,6 +34,13 @@ class RecordingRequest(NamedTuple):
     optimizer: str = ""
     grafts: tuple[str, ...] = ()
     swaps: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """As settings of `astray.record`, without those that are not asked for. The others are the program's task."""
+        words = {"level": self.level, "keep": self.keep, "optimizer": self.optimizer}
+        settings: dict[str, Any] = {name: value.split(",") for name, value in words.items() if value}
+        settings |= {name: value for name in ("steps", "match") if (value := getattr(self, name))}
+        return settings | ({"graft": list(self.grafts)} if self.grafts else {})
 
     def options(self) -> list[str]:
         """As options of `astray run`."""
