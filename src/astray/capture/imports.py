@@ -37,7 +37,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
     A script may set environment variables before it imports its framework: importing that first would ignore them.
     """
 
-    def __init__(self, package: str, then: Callable[[], None]) -> None:
+    def __init__(self, package: str, then: Callable[[], Any]) -> None:
         self._package = package
         self._then = then
 
@@ -67,7 +67,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Loads as the real loader does, then gives the module its real loader back."""
 
-    def __init__(self, real: importlib.abc.Loader, then: Callable[[], None]) -> None:
+    def __init__(self, real: importlib.abc.Loader, then: Callable[[], Any]) -> None:
         self._real = real
         self._then = then
 

@@ -169,6 +169,11 @@ def is_mode_on(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 
 
+def takes_fast_path(module: nn.Module) -> bool:
+    """Whether a call of it now would leave a fast path for inference because a function mode is on."""
+    return isinstance(module, _WITH_FAST_PATH) and not module.training and not torch.is_grad_enabled()
+
+
 class InferenceFastPaths:
     """Keeps torch on its fast paths for inference, which round differently from the slow ones.
 
@@ -224,9 +229,7 @@ class InferenceFastPaths:
 
     @never_compiled
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if is_compiling() or not isinstance(module, _WITH_FAST_PATH):
-            return
-        if not module.training and not torch.is_grad_enabled():
+        if not is_compiling() and takes_fast_path(module):
             self._modes.suspend(module)
 
     @never_compiled

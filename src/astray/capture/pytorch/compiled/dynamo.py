@@ -57,6 +57,15 @@ def compiled_inside_only(function: _Function) -> _Function:
     return function
 
 
+def uncompiled(function: _Function) -> _Function:
+    """Has compiled code stop for a call of a function, which runs as it would without torch.compile, and all in it.
+
+    As `torch.compiler.disable`, which would import dynamo.
+    """
+    vars(function)["_torchdynamo_disable"] = True
+    return never_compiled(function)
+
+
 def _set_strategy(code: CodeType, actions: tuple[str, str]) -> None:
     """Sets what dynamo does with a function that starts while compiled code runs, and with those that it calls."""
     try:

@@ -25,14 +25,18 @@ from astray.errors import UsageError
 
 
 class Destination:
-    """`to` of `swap`, understood. `text` is what recordings say of it."""
+    """`to` of `swap`, understood. `text` is what recordings say of it.
+
+    `has_moved`: whether any call had a tensor that could be moved.
+    """
 
     def __init__(self, to: Any) -> None:
         self.device: torch.device | None = None
         self.dtype: torch.dtype | None = None
-        self._eagerly: Callable[..., Any] | None = None
+        self.is_eager = False
         self._replacement: Callable[..., Any] | str | None = None
         self._takes_original = False
+        self.has_moved = False
         parts = list(to) if isinstance(to, tuple | list) else words_of(to) if isinstance(to, str) else [to]
         check_together(to, [self._take(part) for part in parts])
         self.text = self._text()
@@ -42,20 +46,25 @@ class Destination:
         """Whether tensors are moved or cast."""
         return self.device is not None or self.dtype is not None
 
-    @property
-    def is_eager(self) -> bool:
-        return self._eagerly is not None
+    def prepare(self) -> None:
+        """Imports a callable that was given by its name, which is done at its first call otherwise."""
+        if isinstance(self._replacement, str):
+            self._replacement = _imported(self._replacement)
+            self._takes_original = _takes_original(self._replacement)
 
     def run(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], holder: Any) -> Any:
         """Runs one call there. `holder` is the object whose tensors go along, such as a module; or None."""
         if self._replacement is not None:
             return self._replaced(original, args, kwargs)
-        if self._eagerly is not None:
-            return self._eagerly(original, args, kwargs)
+        if self.is_eager:
+            with torch.compiler.set_stance("force_eager"):
+                return original(*args, **kwargs)
         trip = RoundTrip(self.device, self.dtype)
         args, kwargs = self._send(trip, args, holder), trip.send(kwargs)
         with nullcontext() if holder is None else trip.state(holder), trip.precision():
             result = original(*args, **kwargs)
+        if not trip.is_empty:
+            self.has_moved = True
         return trip.bring_back(result)
 
     def _send(self, trip: RoundTrip, args: tuple[Any, ...], holder: Any) -> tuple[Any, ...]:
@@ -66,11 +75,9 @@ class Destination:
         return sent
 
     def _replaced(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.prepare()
         replacement = self._replacement
-        if isinstance(replacement, str):
-            replacement = self._replacement = _imported(replacement)
-            self._takes_original = _takes_original(replacement)
-        assert replacement is not None
+        assert callable(replacement)
         return replacement(*args, **kwargs, original=original) if self._takes_original else replacement(*args, **kwargs)
 
     # -- reading `to` --------------------------------------------------------------------------------------------
@@ -94,7 +101,7 @@ class Destination:
     def _take_word(self, word: str) -> Word:
         kind = kind_of(word)
         if kind == "eager":
-            self._eagerly = torch.compiler.disable(_run_eagerly)  # type: ignore[no-untyped-call]
+            self.is_eager = True
         elif kind == "dtype":
             self.dtype = getattr(torch, word.removeprefix("torch."))
         elif kind == "callable":
@@ -116,12 +123,6 @@ class Destination:
             return EAGER
         words = [str(part).removeprefix("torch.") for part in (self.device, self.dtype) if part is not None]
         return ", ".join(words)
-
-
-def _run_eagerly(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a call, and everything in it, without what torch.compile has made of it."""
-    with torch.compiler.set_stance("force_eager"):
-        return original(*args, **kwargs)
 
 
 def _takes_original(replacement: Callable[..., Any]) -> bool:

@@ -46,7 +46,7 @@ def find(name: str) -> Attribute | None:
 
 def _attribute(owner: Any, parts: list[str]) -> Attribute | None:
     for place, part in enumerate(parts):
-        kinds = owner.__mro__ if isinstance(owner, type) else (owner,)
+        kinds = owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__)
         value = next((vars(kind)[part] for kind in kinds if part in getattr(kind, "__dict__", {})), None)
         if value is None:
             return None
@@ -77,33 +77,32 @@ def why_not_found(name: str) -> str | None:
 def layers_of_name(use: Use, name: str, found: Attribute) -> list[tuple[Place, Layer]]:
     """What swaps the callable that has a dotted name."""
     owner, attribute, value = found
-    is_own = attribute in vars(owner)
+    is_own = attribute in getattr(owner, "__dict__", {})
     inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
     _check(name, inner)
+    if isinstance(inner, FunctionType) and not is_own and not isinstance(owner, type):
+        inner = MethodType(inner, owner)  # of an object that a module holds
+    if isinstance(inner, MethodType) or _call_method(inner) is not None:
+        return layers_of_object(use, inner, name)[1]
     if isinstance(inner, FunctionType) and is_own:
         return [(function_place(inner), CallableLayer(use, name, inner))]
-    places = [attribute_place(owner, attribute, value)]
+    places = [(owner, attribute)]
     if is_own:
-        places += [
-            attribute_place(module, each, value)
-            for module, each in _names_of(value)
-            if (module, each) != (owner, attribute)
-        ]
-    return [(place, CallableLayer(use, name, inner)) for place in places]
+        places += [each for each in _names_of(value) if each != (owner, attribute)]
+    return [(attribute_place(*place, value), CallableLayer(use, name, inner)) for place in places]
 
 
-def layers_of_object(use: Use, what: Any) -> tuple[str, list[tuple[Place, Layer]]]:
+def layers_of_object(use: Use, what: Any, name: str | None = None) -> tuple[str, list[tuple[Place, Layer]]]:
     """The name of a callable that is given itself, and what swaps it: a function, a method of one object, an object."""
-    instance = None
-    function = what
+    function, instance = what, None
     if isinstance(what, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         raise UsageError(f"what={what} is an op of torch. Name it by its site: 'h.2/{what}', or '/{what}' outside.")
     if isinstance(what, MethodType):
         function = what.__func__
         instance = None if isinstance(what.__self__, type) else what.__self__
-    elif not isinstance(what, FunctionType) and isinstance(vars(type(what)).get("__call__"), FunctionType):
-        function, instance = vars(type(what))["__call__"], what
-    name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', '?')}"
+    elif (call := _call_method(what)) is not None:
+        function, instance = call, what
+    name = name or f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', '?')}"
     _check(name, what if isinstance(what, type) else function)
     if isinstance(function, FunctionType):
         return name, [(function_place(function), CallableLayer(use, name, function, instance))]
@@ -116,9 +115,16 @@ def layers_of_object(use: Use, what: Any) -> tuple[str, list[tuple[Place, Layer]
     return name, [(place, CallableLayer(use, name, what)) for place in places]
 
 
+def _call_method(value: Any) -> FunctionType | None:
+    """The method that runs when an object is called, if its class has one in Python."""
+    call = inspect.getattr_static(type(value), "__call__", None)
+    return call if isinstance(call, FunctionType) else None
+
+
 def _names_of(value: Any) -> Iterator[tuple[ModuleType, str]]:
     """Under which names modules have a value that is not a Python function."""
-    for module in list(sys.modules.values()):
+    modules = {id(module): module for module in list(sys.modules.values())}  # one may have several names itself
+    for module in modules.values():
         if isinstance(module, ModuleType):
             for name, each in list(vars(module).items()):
                 if each is value and name.isidentifier() and not name.startswith("__"):

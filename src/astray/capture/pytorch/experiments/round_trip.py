@@ -43,6 +43,11 @@ class RoundTrip:
         self._home_device: torch.device | None = None
         self._home_dtype: torch.dtype | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no tensor was met that could be moved or cast."""
+        return (self._home_dtype if self._device is None else self._home_device) is None
+
     def send(self, values: Any) -> Any:
         """The same arguments with their tensors moved."""
         return mapped(values, self._send)

@@ -2,13 +2,15 @@
 
 The modes lie below those of a recording, which sees the tensors of the program. The module that a call belongs to is
 read from the frames: the innermost one that has a site. Functions inside modules have their mode on while such a module
-runs; those outside of modules, and ops, as long as they are swapped, on the thread that began it.
+runs; those outside of modules, and ops, as long as they are swapped, on the thread that began it. Where torch would
+leave a fast path for inference because of a mode, and round differently, the mode is off.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType
@@ -18,14 +20,15 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.identity_map import IdentityMap
 from astray.capture.pytorch.calls.catalogue import full_name, short_name
 from astray.capture.pytorch.calls.functions import BACKWARDS, backward_roots
-from astray.capture.pytorch.calls.modes import insert_mode, is_mode_on, remove_mode
-from astray.capture.pytorch.compiled.dynamo import never_compiled
+from astray.capture.pytorch.calls.modes import insert_mode, is_mode_on, remove_mode, takes_fast_path
+from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, never_compiled
 from astray.capture.pytorch.experiments.swapped_calls import Layer, Use
 
 ModuleSites = IdentityMap[nn.Module, str]
@@ -159,16 +162,13 @@ def _is_view(func: OpOverload[..., Any]) -> bool:
 class ModeLayer(Layer):
     """Turns a mode on while a module runs."""
 
-    def __init__(self, use: Use, site: str, choice: FunctionChoice, mode: SwappedFunctions) -> None:
+    def __init__(self, use: Use, site: str, mode: SwappedFunctions, module: nn.Module) -> None:
         super().__init__(use, site)
-        self._name = choice.name
         self._mode = mode
+        self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            with _TracedFunctions(self.use, self._name):
-                return self.original(*args, **kwargs)
-        if is_mode_on(self._mode):
+        if is_mode_on(self._mode) or takes_fast_path(self._module):
             return self.original(*args, **kwargs)
         with ModeBelow(self._mode):
             return self.original(*args, **kwargs)
@@ -187,20 +187,30 @@ class ModeBelow:
         remove_mode(self._mode)
 
 
-class _TracedFunctions(TorchFunctionMode):
-    """The same in code that torch.compile traces, which has no frames: all calls of a function in the module."""
+class FastPathsKept:
+    """Takes a function mode off while a module runs that would leave its fast path for inference because of it."""
 
-    def __init__(self, use: Use, name: str) -> None:
-        super().__init__()
-        self._use = use
-        self._name = name
+    def __init__(self, mode: SwappedFunctions) -> None:
+        self._mode = mode
+        self._local = threading.local()  # the module that runs without the mode
+        self._handles: list[Any] = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+            CompileWarningFilter(),
+        ]
 
-    def __torch_function__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if (name[2:-2] if name.startswith("__") and name.endswith("__") else name) != self._name:
-            return func(*args, **kwargs)
-        self._use.called("")
-        return self._use.destination.run(func, args, kwargs, None)
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @never_compiled
+    def _before(self, module: nn.Module, _args: Any) -> None:
+        if not is_compiling() and takes_fast_path(module) and is_mode_on(self._mode):
+            remove_mode(self._mode)
+            self._local.module = module
+
+    @never_compiled
+    def _after(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        if not is_compiling() and getattr(self._local, "module", None) is module:
+            self._local.module = None
+            insert_mode(self._mode, 0)

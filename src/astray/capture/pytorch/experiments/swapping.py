@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 
 from astray.capture.imports import ImportHook
 from astray.capture.pytorch.calls.wrappers import chains
@@ -30,6 +29,7 @@ from astray.capture.pytorch.experiments.program_callables import (
 from astray.capture.pytorch.experiments.swap_words import FunctionPattern, check_pattern, is_dotted
 from astray.capture.pytorch.experiments.swapped_calls import Layer, ModuleLayer, Place, module_place
 from astray.capture.pytorch.experiments.swapped_functions import (
+    FastPathsKept,
     FunctionChoice,
     ModeBelow,
     ModeLayer,
@@ -42,38 +42,47 @@ from astray.errors import UsageError
 
 What = str | re.Pattern[str] | Callable[..., Any]
 
-NOT_SEEN = "What was compiled ahead of time runs without asking, and a function inside another of torch's is not seen."
+NOT_CALLED = (
+    "was not swapped: nothing called it meanwhile. What was compiled ahead of time runs without asking, and a function "
+    "inside another of torch's is not seen."
+)
+NOTHING_MOVED = (
+    "was called without any tensor that could be moved, so it ran as before. Tensors inside objects of the program's "
+    "own stay where they are: swap what takes them as arguments."
+)
+"""Why a swap had no effect, as the rest of a sentence that begins with what was to be swapped."""
 
 
 @contextmanager
 def swapped(model: Any, what: Any, to: Any) -> Iterator[None]:
     """Inside the block, what was named runs at its destination."""
-    destination = Destination(to)
     names, sites = _modules_of(model)
     wanted = list(what) if isinstance(what, list | tuple | set | frozenset) else [what]
     if not wanted:
         raise UsageError("what=[] names nothing to swap. Give a site, a regular expression, a function, or several.")
-    swaps = [Swap(each, destination, sites) for each in wanted]
+    swaps = [Swap(each, Destination(to), sites) for each in wanted]
     with ExitStack() as ending:
         for swap in swaps:
             ending.callback(swap.end)
+            swap.destination.prepare()
             swap.begin()
             if not swap.add_modules(names) and not swap.is_found and not swap.find_callable():
-                swap.wait_for_import(_why_nothing(swap, names))
+                if (why := why_nothing(swap.text, names)) is not None:
+                    raise UsageError(why)
+                swap.wait_for_import(swap.find_callable)
         yield
-        unused = [swap.text for swap in swaps if not swap.calls]
         for swap in swaps:
             swap.note_unused()
-        if unused:
-            text = f"{_listed(unused)} was not swapped, since nothing called it inside the block. {NOT_SEEN}"
-            warnings.warn(text, stacklevel=5)  # through two context managers
+        for why in (NOT_CALLED, NOTHING_MOVED):
+            unused = [swap.text for swap in swaps if swap.why_unused == why]
+            if unused:
+                warnings.warn(f"{_listed(unused)} {why}", stacklevel=5)  # through two context managers
 
 
 class Swap:
     """One thing that is swapped, until `end`.
 
-    `text` is what it was called. `calls` are those that ran at the destination, `is_found` whether there is anything of
-    that name.
+    `text` is what it was called. `is_found`: whether there is anything of that name.
     """
 
     def __init__(self, what: Any, destination: Destination, sites: ModuleSites) -> None:
@@ -84,14 +93,12 @@ class Swap:
             )
         self.text: str = what.pattern if isinstance(what, re.Pattern) else what if isinstance(what, str) else ""
         self.destination = destination
-        self.calls = 0
         self.is_found = False
+        self._is_called = False
         self._what = what
         self._sites = sites
-        self._layers: list[tuple[Place, Layer]] = []
         self._noted: dict[str, None] = {}  # the sites that recordings were told of
         self._ending = ExitStack()
-        self._hooks: list[ImportHook] = []
         self._choice: FunctionChoice | None = None
         self._mode: SwappedFunctions | SwappedOps | None = None
         self._pattern: FunctionPattern | None = None
@@ -107,11 +114,15 @@ class Swap:
                 "name one of these with to='eager'."
             )
 
+    @property
+    def may_be_callable(self) -> bool:
+        """Whether it is named as a callable would be, and not found yet."""
+        return not self.is_found and self._pattern is None and is_dotted(self.text)
+
     def called(self, site: str) -> None:
         """A call at this site runs at the destination."""
-        self.calls += 1
-        if not is_compiling() and site and site not in self._noted:
-            self._note(site)
+        self._is_called = True
+        self._note(site)
 
     def begin(self) -> None:
         """Swaps what needs no model and no name to be found: a given callable, functions outside of modules."""
@@ -143,7 +154,7 @@ class Swap:
 
     def find_callable(self) -> bool:
         """Swaps the callable of this name, if it has been imported."""
-        if self.is_found or self._pattern is not None or not is_dotted(self.text):
+        if not self.may_be_callable:
             return False
         found = find(self.text)
         if found is None or isinstance(found.value, nn.Module):
@@ -151,34 +162,31 @@ class Swap:
         self._add(self.text, layers_of_name(self, self.text, found))
         return True
 
-    def wait_for_import(self, why_not: str | None = None) -> None:
-        """Looks for the callable of this name whenever a module is imported that it may be in.
-
-        why_not: why there can be none, if that is known; it is raised.
-        """
-        if why_not is not None:
-            raise UsageError(why_not)
+    def wait_for_import(self, find: Callable[[], Any]) -> None:
+        """Looks for the callable of this name, by `find`, whenever a module is imported that it may be in."""
         parts = self.text.split(".")
         for end in range(1, len(parts)):
-            self._hooks.append(ImportHook(".".join(parts[:end]), self._imported).install())
+            hook = ImportHook(".".join(parts[:end]), find).install()
+            self._ending.callback(hook.remove)
 
     def end(self) -> None:
         """Puts everything back."""
-        for hook in self._hooks:
-            hook.remove()
-        with self._ending:
-            for place, layer in reversed(self._layers):
-                self._ending.callback(place.remove, layer)
-        self._layers = []
-        for site in self._noted:
-            active_swaps.end(site, self.destination.text)
-        self._noted = {}
+        self._ending.close()
+
+    @property
+    def why_unused(self) -> str | None:
+        """Why it had no effect, in words that follow its name; None if it had one."""
+        if not self._is_called:
+            return NOT_CALLED
+        return NOTHING_MOVED if self.destination.moves and not self.destination.has_moved else None
 
     def note_unused(self) -> None:
-        """Tells recordings when nothing was called."""
-        if not self.calls:
+        """Tells recordings if it had no effect."""
+        if self.why_unused == NOT_CALLED:
             why = "it was never called" if self.is_found else "there is nothing of that name"
             active_swaps.unused(f"the swap of {self.text}", why)
+        elif self.why_unused is not None:
+            active_swaps.unused(f"the swap of {self.text}", "no call of it had a tensor that could be moved")
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -193,31 +201,31 @@ class Swap:
         if pattern.is_outside:
             choice.modules.add("")
             self.is_found = True
+        if isinstance(self._mode, SwappedFunctions):
+            self._ending.callback(FastPathsKept(self._mode).remove)
         if pattern.is_outside or pattern.is_op:
             self._ending.enter_context(ModeBelow(self._mode))
 
     def _watch_functions(self, site: str, module: nn.Module) -> None:
         self.is_found = True
         if isinstance(self._mode, SwappedFunctions) and self._choice is not None:
-            place, layer = module_place(module), ModeLayer(self, site, self._choice, self._mode)
-            place.add(layer)
-            self._layers.append((place, layer))
+            self._put(module_place(module), ModeLayer(self, site, self._mode, module))
 
     def _add(self, site: str, layers: list[tuple[Place, Layer]]) -> None:
-        self.is_found = True
         for place, layer in layers:
-            place.add(layer)
-            self._layers.append((place, layer))
+            self._put(place, layer)
+        self.is_found = True
         self._note(site)
+
+    def _put(self, place: Place, layer: Layer) -> None:
+        place.add(layer)
+        self._ending.callback(place.remove, layer)
 
     def _note(self, site: str) -> None:
         if site not in self._noted:
             self._noted[site] = None
             active_swaps.begin(site, self.destination.text)
-
-    def _imported(self) -> None:
-        if not self.is_found:
-            self.find_callable()
+            self._ending.callback(active_swaps.end, site, self.destination.text)
 
 
 def _modules_of(model: Any) -> tuple[dict[str, nn.Module], ModuleSites]:
@@ -234,7 +242,7 @@ def _modules_of(model: Any) -> tuple[dict[str, nn.Module], ModuleSites]:
 
 
 def add_sites(names: dict[str, nn.Module], sites: ModuleSites, root: nn.Module, label: str) -> None:
-    """Adds the modules of a model by their sites, without those that have one."""
+    """Adds the modules of a model by their sites to both, without those that have one."""
     for chain in chains(root):
         if chain.inner in sites:
             continue
@@ -244,9 +252,8 @@ def add_sites(names: dict[str, nn.Module], sites: ModuleSites, root: nn.Module, 
             sites[module] = site
 
 
-def _why_nothing(swap: Swap, names: Mapping[str, nn.Module]) -> str | None:
+def why_nothing(text: str, names: Mapping[str, object]) -> str | None:
     """Why there is nothing of a name; None where it may be that of a callable that is imported later."""
-    text = swap.text
     module = FunctionPattern.read(text).module if "/" in text else text
     if is_dotted(text):
         why = why_not_found(text)
@@ -260,7 +267,8 @@ def _why_nothing(swap: Swap, names: Mapping[str, nn.Module]) -> str | None:
             f"There is no callable {text}, and no model was given in which it could be a module. Give the model, or a "
             "dotted name such as mypkg.sampling.top_p."
         )
-    return f"No module is called {module}. {suggestion(module, names)}"
+    both = "module and no callable" if is_dotted(text) else "module"
+    return f"No {both} is called {module}. {_suggestion(module, names)}"
 
 
 def _exists(package: str) -> bool:
@@ -272,7 +280,7 @@ def _exists(package: str) -> bool:
         return False
 
 
-def suggestion(wanted: str, names: Mapping[str, Any]) -> str:
+def _suggestion(wanted: str, names: Mapping[str, object]) -> str:
     """What is called nearly so; else a few names that there are."""
     near = get_close_matches(wanted, names, n=3)
     listed = near or list(names)[:5]
