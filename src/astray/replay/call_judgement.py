@@ -27,13 +27,14 @@ _TF32 = 11
 
 
 class ReplayedTensor(NamedTuple):
-    """A result, or a gradient that a call sent, beside the exact one."""
+    """A result, or a gradient that a call sent, beside the exact one. backward: of which of the call's backwards."""
 
     phase: str
     path: str
     dtype: str
     shape: tuple[int, ...]
     judgement: Judgement
+    backward: int | None = None
 
 
 def rank_of(judgement: Judgement) -> float:
@@ -76,11 +77,18 @@ def judge_call(call: RebuiltCall, flags: dict[str, Any]) -> Iterator[ReplayedTen
             if judgement.surprise > 1 and call.drawn is not None and exact is not own:
                 # In float64 other numbers may have been drawn, even if as many.
                 judgement = min(judgement, _judgement(ways, target, computed, computed), key=rank_of)
-        elif BREAKING_TIES.fullmatch(call.name):
+        elif _breaks_ties(call, target):
+            call.lost.append("indices of equal values, of which every implementation may choose another")
             continue
         else:
             judgement = judge_equal(target.recorded, computed)
         yield _named(call, target, judgement)
+
+
+def _breaks_ties(call: RebuiltCall, target: _Target) -> bool:
+    """Whether integers of a result name one of several equal values."""
+    is_index = target.path == "out.1" or call.name.startswith(("arg", "unique"))
+    return is_index and BREAKING_TIES.fullmatch(call.name) is not None
 
 
 def _targets(call: RebuiltCall) -> list[_Target]:
@@ -221,4 +229,4 @@ def _terms(call: RebuiltCall, target: _Target) -> float:
 def _named(call: RebuiltCall, target: _Target, judgement: Judgement) -> ReplayedTensor:
     phase = call.call["phase"] if target.backward is None else "backward"
     dtype = str(target.recorded.dtype).removeprefix("torch.")
-    return ReplayedTensor(phase, target.path, dtype, tuple(target.recorded.shape), judgement)
+    return ReplayedTensor(phase, target.path, dtype, tuple(target.recorded.shape), judgement, target.backward)

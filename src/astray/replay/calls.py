@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from astray.errors import RunError
-from astray.records import GENERATOR
+from astray.records import GENERATOR, Setup
 from astray.replay.arguments import NotPlainError, Skeleton, parse_skeleton, paths
 from astray.replay.functions import OVERWRITING, RefusedNameError, ResolvedFunction, resolve
 from astray.replay.modules import CLASSES, NotALeafError, rebuild_module
@@ -99,17 +99,37 @@ class RecordedCalls:
     @cached_property
     def _modules(self) -> dict[str, list[tuple[int, dict[str, int]]]]:
         """Of each module the calls at which its parameters and buffers were recorded, with the rows of these."""
-        found: dict[str, list[tuple[int, dict[str, int]]]] = {}
-        for row in np.flatnonzero(_is(self._rank.calls, "kind", "module")).tolist():
-            own = {
-                tensor["path"]: index
-                for index, tensor in self.tensors(row)
-                if tensor["role"] in ("parameter", "state") and "." not in tensor["path"]
-            }
-            if own:
-                call = self._rank.calls.row(row)
-                found.setdefault(call["site"], []).append((call["seq"], own))
-        return {site: sorted(calls, key=lambda each: each[0]) for site, calls in found.items()}
+        tensors, calls = self._rank.tensors, self._rank.call_rows
+        own = (_is(tensors, "role", "parameter") | _is(tensors, "role", "state")) & (calls >= 0)
+        own &= np.append(_is(self._rank.calls, "kind", "module"), False)[calls]
+        paths, found = tensors.coded("path"), dict[int, dict[str, int]]()
+        for index in np.flatnonzero(own).tolist():
+            path = paths.values[paths.codes[index]]
+            if "." not in path:
+                found.setdefault(int(calls[index]), {})[path] = index
+        by_site: dict[str, list[tuple[int, dict[str, int]]]] = {}
+        for row, rows in found.items():
+            call = self._rank.calls.row(row)
+            by_site.setdefault(call["site"], []).append((call["seq"], rows))
+        return {site: sorted(each, key=lambda one: one[0]) for site, each in by_site.items()}
+
+    @cached_property
+    def _module_settings(self) -> dict[str, list[Setup]]:
+        """What each module was set to, in the order in which that was noted."""
+        found: dict[str, list[Setup]] = {}
+        for setup in self._rank.setup:
+            if setup.subject == "module":
+                found.setdefault(setup.site, []).append(setup)
+        return found
+
+    @cached_property
+    def flags(self) -> dict[str, Any]:
+        """What torch was set to, all steps together: a flag that was on for one may have been on in each."""
+        found: dict[str, Any] = {}
+        for setup in self._rank.setup:
+            if setup.subject == "torch":
+                found |= setup.values
+        return found
 
     @cached_property
     def _drawing(self) -> dict[int, list[int]]:
@@ -191,7 +211,7 @@ class RecordedCalls:
         read = {path: self._read(*found) for path, found in inputs.items() if found is not None}
         parameters = {path: self._read(index, self._rank.tensors.row(index)) for path, index in own.items()}
         kept, lost = self._kept(outputs)
-        backwards = [self._backward(self.call(each), lost) for each in self._backwards.get(call["seq"], ())]
+        backwards = [self._backward(each, lost) for each in self._backwards.get(call["seq"], ())]
         backwards = [each for each in backwards if each.sent]
         if not kept and not backwards:
             raise CannotReplayError(lost[0])
@@ -242,8 +262,8 @@ class RecordedCalls:
     def settings(self, call: dict[str, Any]) -> dict[str, Any]:
         """What a module was set to at a call."""
         found: dict[str, Any] = {}
-        for setup in self._rank.setup:
-            if setup.subject == "module" and setup.site == call["site"] and setup.step <= call["step"]:
+        for setup in self._module_settings.get(call["site"], ()):
+            if setup.step <= call["step"]:
                 found |= setup.values
         if not found:
             raise CannotReplayError("a module whose settings were not recorded")
@@ -267,8 +287,8 @@ class RecordedCalls:
                 lost.append(str(error))
         return kept, lost
 
-    def _backward(self, call: dict[str, Any], lost: list[str]) -> BackwardCall:
-        row = int(np.flatnonzero(self._rank.calls.numbers("seq") == call["seq"])[0])
+    def _backward(self, row: int, lost: list[str]) -> BackwardCall:
+        call = self.call(row)
         gradients = {"input": Tensors(), "output": Tensors()}
         try:
             for index, tensor in self.tensors(row):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from astray.replay.arguments import Rebuilding, rebuild
 from astray.replay.calls import MOST_ELEMENTS, CannotReplayError, RebuiltCall, Tensors
-from astray.replay.functions import DATA_DEPENDENT
+from astray.replay.functions import DATA_DEPENDENT, DEFINITIONS, result_size
 from astray.replay.modules import first_line
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -88,6 +88,8 @@ class _Inputs:
         self._call = call
         self._way = way
         self._made = 0
+        flags = True in (*call.skeleton.args, *call.skeleton.kwargs.values())  # of which one may be `inplace`
+        self._may_write = call.in_place or flags
 
     def tensor(self, path: str) -> torch.Tensor:
         path = self._call.twins.get(path, path)
@@ -96,7 +98,14 @@ class _Inputs:
             if path in self.wanted and (leaf.is_floating_point() or leaf.is_complex()):
                 leaf.requires_grad_()
             self.leaves[path] = leaf
-        return _given(self.leaves[path], self._way)
+        return self._given(self.leaves[path])
+
+    def _given(self, leaf: torch.Tensor) -> torch.Tensor:
+        """What the call is given in place of a leaf: a copy where it may write to it, as to running statistics."""
+        way = self._way
+        if way.dtype is None and way.cast is not None and leaf.is_floating_point() and leaf.dtype != way.cast:
+            return leaf.to(way.cast)
+        return leaf.clone() if self._may_write or not leaf.requires_grad else leaf
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
         self._made += 1
@@ -111,6 +120,8 @@ def _call(call: RebuiltCall, way: Way, inputs: _Inputs) -> tuple[Tensors, bool]:
     generator = torch.default_generator
     args, kwargs = rebuild(call.skeleton, Rebuilding(inputs.tensor, inputs.dtype, way.device, way.tuples, generator))
     function = call.callable_of({name: inputs.changed(each).clone() for name, each in call.own.items()})
+    if way.dtype is not None:
+        function = DEFINITIONS.get(call.name, function)
     if call.drawn is not None:
         generator.set_state(call.drawn.before)
     if way.dtype is not None and call.name in _WIDENED and args:
@@ -123,13 +134,6 @@ def _call(call: RebuiltCall, way: Way, inputs: _Inputs) -> tuple[Tensors, bool]:
     elif result is None and args:  # of lists of tensors that are written to
         result = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
     return _flat(result, "out"), drew_alike
-
-
-def _given(leaf: torch.Tensor, way: Way) -> torch.Tensor:
-    """What the call is given in place of a leaf: never the leaf itself, since it may be written to."""
-    if way.dtype is None and way.cast is not None and leaf.is_floating_point() and leaf.dtype != way.cast:
-        return leaf.to(way.cast)
-    return leaf.clone()
 
 
 def _changed(tensor: torch.Tensor, way: Way, position: int) -> torch.Tensor:
@@ -243,6 +247,8 @@ def plans(call: RebuiltCall) -> list[Way]:
             continue
         found.append(way)
     if not found and call.name in DATA_DEPENDENT:
+        if result_size(call.name, list(call.inputs.values())) > MOST_ELEMENTS:
+            raise CannotReplayError(f"results of more than {MOST_ELEMENTS:,} elements")
         return [Way()]
     if not found:
         assert failure is not None

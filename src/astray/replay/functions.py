@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ CONTRACTING = re.compile(
 COMPOSED = re.compile(r"attention|lstm|gru|rnn")
 """Functions whose right kernels round to 16 bits between their parts, and that have results in which these cancel."""
 
-BREAKING_TIES = re.compile(r"(arg)?(max|min|sort)|(nan)?median|topk|kthvalue|mode|unique\w*|\w*pool\w*")
+BREAKING_TIES = re.compile(r"(arg|cum)?(max|min|sort)|(nan)?median|topk|kthvalue|mode|unique\w*|\w*pool\w*")
 """Functions with indices among their results. Where values are equal, each implementation may name another."""
 
 OVERWRITING = frozenset(
@@ -111,9 +111,42 @@ OVERWRITING = frozenset(
 
 DATA_DEPENDENT = frozenset(
     {"getitem", "setitem", "masked_select", "nonzero", "argwhere", "unique", "unique_consecutive", "where", "index_put"}
-    | {"index_put_", "index", "ctc_loss"}
+    | {"index_put_", "index", "ctc_loss", "bincount", "repeat_interleave", "one_hot", "_grouped_mm", "grouped_mm"}
 )
-"""Functions whose results have sizes that depend on values, and never more elements than their inputs have indices."""
+"""Functions that torch does not make without memory, since their results depend on values: `result_size` says how many
+elements they have at most, where that can be more than their inputs have."""
+
+
+def result_size(name: str, inputs: Sequence[torch.Tensor]) -> int:
+    """How many elements the result of one of `DATA_DEPENDENT` has at most, beyond those of its inputs."""
+    whole = [each for each in inputs if not each.is_floating_point() and not each.is_complex() and each.numel()]
+    if name in ("bincount", "one_hot") and whole:
+        highest = max(int(whole[0].max()), 0) + 1
+        return highest * (whole[0].numel() if name == "one_hot" else 1)
+    if name == "repeat_interleave" and whole:
+        return inputs[0].numel() * int(whole[-1].sum().clamp(min=0)) // whole[-1].numel()
+    if name.endswith("grouped_mm") and len(inputs) > 1:
+        first, second = inputs[:2]
+        groups = inputs[2].numel() if len(inputs) > 2 else 1
+        return first.shape[-2] * second.shape[-1] * groups if min(first.dim(), second.dim()) > 1 else 0
+    return 0
+
+
+def _grouped_mm(first: torch.Tensor, second: torch.Tensor, offs: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+    """Products of groups: of rows, of columns, or of what is summed, as `offs` cuts them."""
+    if offs is None:
+        return first @ second
+    ends = offs.tolist()
+    cuts = list(zip([0, *ends[:-1]], ends, strict=True))
+    if first.dim() == 2 and second.dim() == 3:
+        return torch.cat([first[begin:end] @ second[at] for at, (begin, end) in enumerate(cuts)])
+    if first.dim() == 3:
+        return torch.cat([first[at] @ second[:, begin:end] for at, (begin, end) in enumerate(cuts)], dim=1)
+    return torch.stack([first[:, begin:end] @ second[begin:end] for begin, end in cuts])
+
+
+DEFINITIONS: dict[str, Callable[..., Any]] = {"_grouped_mm": _grouped_mm, "grouped_mm": _grouped_mm}
+"""What computes in any dtype that which torch has in 16 bits alone."""
 
 
 class RefusedNameError(Exception):

@@ -105,7 +105,7 @@ class Replay:
         return render(self)
 
 
-class _Selected(NamedTuple):
+class SelectedCalls(NamedTuple):
     """A site to replay, and which of its calls."""
 
     site: str
@@ -133,7 +133,7 @@ def replay(
         )
     if rank is not None and rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
-    selection, wanted_steps = _parsed(site), StepSelection.parse(steps)
+    selection, wanted_steps = parse_selection(site), StepSelection.parse(steps)
     found, sites = [], set[str]()
     for number, each in run.ranks.items():
         calls = RecordedCalls(each)
@@ -145,7 +145,7 @@ def replay(
             if call["step"] in wanted_steps and (selection is None or selection.wants(call)):
                 found.append((calls, each, row, call))
     if not found:
-        raise _nothing(run, site, selection, wanted_steps, sites)
+        raise no_such_call(run, site, selection, wanted_steps, sites)
     replayed, left_out = list[ReplayedCall](), dict[str, dict[str, int]]()
     for done, (calls, each, row, call) in enumerate(found):
         if progress is not None:
@@ -153,7 +153,7 @@ def replay(
         try:
             rebuilt = calls.rebuild(row)
             with _unchanged_generator():
-                tensors = list(judge_call(rebuilt, _flags(each.setup)))
+                tensors = list(judge_call(rebuilt, calls.flags))
             if not tensors:
                 raise CannotReplayError(rebuilt.lost[0] if rebuilt.lost else "no result that can be judged")
             stack = each.stack(call["stack"]) if call["stack"] is not None else []
@@ -164,17 +164,17 @@ def replay(
     return Replay(str(run.path), replayed, left_out)
 
 
-def _parsed(site: str | None) -> _Selected | None:
+def parse_selection(site: str | None) -> SelectedCalls | None:
     """`h.2.mlp/gelu#1`: a site, and which of its calls."""
     if site is None:
         return None
     found = re.fullmatch(r"(.+)#(\d+)", site)
     number = numeral(found[2]) if found else None
-    return _Selected(site, None) if found is None or number is None else _Selected(found[1], number)
+    return SelectedCalls(site, None) if found is None or number is None else SelectedCalls(found[1], number)
 
 
-def _nothing(
-    run: RunData, site: str | None, selection: _Selected | None, steps: StepSelection, sites: set[str]
+def no_such_call(
+    run: RunData, site: str | None, selection: SelectedCalls | None, steps: StepSelection, sites: set[str]
 ) -> UsageError | RunError:
     if not sites:
         return RunError(
@@ -185,15 +185,6 @@ def _nothing(
         return UsageError(f"{run.path} has no calls{where}; it has steps {', '.join(map(str, run.steps[:10]))}.")
     near = did_you_mean(selection.site, sites)
     return UsageError(f"{run.path} has no call {site!r}{where}.{near} `astray show {run.path}` lists the sites.")
-
-
-def _flags(setups: Sequence[Any]) -> dict[str, Any]:
-    """What torch was set to, all steps together: a flag that was on for one step may have been on in each."""
-    flags: dict[str, Any] = {}
-    for setup in setups:
-        if setup.subject == "torch":
-            flags |= setup.values
-    return flags
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 
 from astray.formatting import figures
 from astray.formatting.page import BOLD, GREEN, RED, TextPage, TextTable
-from astray.replay.replay import Replay, ReplayedCall, ReplayedTensor
+from astray.replay.call_judgement import ReplayedTensor
+from astray.replay.replay import Replay, ReplayedCall
 from astray.wording import counted
 
 WIDTH = 100

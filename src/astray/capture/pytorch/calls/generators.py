@@ -35,7 +35,7 @@ def may_draw(function: Callable[..., Any]) -> bool:
     if name in _DRAWING_INSIDE:
         return True
     operator: Any = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
-    overloads = getattr(operator, "overloads", tuple)()
+    overloads: Any = getattr(operator, "overloads", tuple)()
     return any(torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads)
 
 
