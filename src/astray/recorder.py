@@ -42,6 +42,8 @@ class Recorder(BaseRecorder):
     optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
     compiled: "modules" shows the calls inside what torch.compile has compiled; its price: `astray help compile`.
     perturb: True, or a seed: change the model's inputs by roundings, for `compare --noise`: `astray help verdict`.
+    graft: "runs/a:h.2.mlp", or several: what another run recorded takes the place of what the program computes:
+        `astray help experiments`.
 
     Which part of it, everything by default:
 

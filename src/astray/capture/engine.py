@@ -57,6 +57,7 @@ class Engine(Calls):
         _engines.add(self)
         self._has_warned = False
         self._has_ended = False
+        self.remarks: list[str] = []  # sentences about what the recording has changed in the program, for the end
         self.scaled = False  # whether a loss of this step was scaled, so that gradients may overflow
         self.optimizer_sites: set[Site] = set()  # functions and ops that optimizers call in their steps
         self.apply(settings)
@@ -215,9 +216,9 @@ class Engine(Calls):
                 return
             traceback = traceback.tb_next
 
-    def missed(self, what: str, why: str) -> None:
+    def missed(self, what: str, why: str, count: int = 1) -> None:
         """Something could not be observed. It is counted and listed in the run."""
-        self._writer.missed(what, why)
+        self._writer.missed(what, why, count)
 
     def failed(self, doing: str, error: Exception) -> None:
         """Something inside astray went wrong. The program goes on; the run lists it, and the user is warned once.

@@ -19,6 +19,7 @@ from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
 from astray.capture.engine import engine_for
+from astray.capture.graft_words import Graft
 from astray.capture.selection import forecast
 from astray.capture.settings import RecordingOptions, Settings
 from astray.errors import RecordError
@@ -98,6 +99,8 @@ class BaseRecorder:
         self._adapter: Adapter = (
             model.adapter if self._finds_steps else adapter_for(model, detects_steps=self.guard is not None)
         )
+        if self.settings.graft:
+            self._check_grafts()
         self._overwrite = overwrite
         self._writer_factory: WriterFactory = writer if self.guard is None else self.guard.open
         self._started = False
@@ -106,10 +109,21 @@ class BaseRecorder:
         self._engine: Engine | None = None
         self._failure_reported = False
         self._forecast_reported = writer is not RunWriter
+        self.remarks: list[str] = []
+        """Once it is stopped: sentences about what it has changed in the program, such as grafts."""
         self.report_forecast: Callable[[str], None] | None = None
         """Called with the forecast of the disk; by default it is logged."""
         self.on_step_end: Callable[[int], None] | None = None
         """Called at the end of each step with how many have ended. May raise, which ends the program."""
+
+    def _check_grafts(self) -> None:
+        framework = self._adapter.framework
+        if framework != "torch":
+            raise RecordError(f"graft= works with PyTorch so far, and this program is of {framework}. Leave it out.")
+        if any(Graft.read(text).run == str(self.path) for text in self.settings.graft):
+            raise RecordError(
+                f"{relative_to_cwd(self.path)} cannot be grafted into itself. Record into another folder."
+            )
 
     @classmethod
     def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **named: Any) -> Self:
@@ -283,6 +297,7 @@ class BaseRecorder:
             with self._reporting_failures(engine, "the end of the recording"):
                 engine.finish(nothing)
                 self._adapter.stop()
+                self.remarks = engine.remarks
         self._report_failure()
         return True
 

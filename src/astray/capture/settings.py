@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from astray.capture.config_file import settings_in
 from astray.capture.function_list import FunctionList
+from astray.capture.graft_words import Graft, with_absolute_run
 from astray.errors import RecordError, UsageError
 from astray.part import Part
 from astray.process import absolute
@@ -85,6 +86,19 @@ def patterns(name: str, value: Any) -> tuple[str, ...]:
     for pattern in listed:
         _compile(name, pattern)
     return tuple(listed)
+
+
+def grafts(name: str, value: Any) -> tuple[str, ...]:
+    """One graft, or a list of several, with the absolute paths of their runs."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(text, str) for text in listed):
+        raise RecordError(f"{name}={value!r} is neither a graft, such as 'runs/a:h.2.mlp', nor a list of them.")
+    try:
+        for text in listed:
+            Graft.read(text)
+    except UsageError as error:
+        raise RecordError(str(error)) from None
+    return tuple(map(with_absolute_run, listed))
 
 
 def pair(name: str, value: Any) -> tuple[str, str]:
@@ -218,6 +232,7 @@ class RecordingOptions(TypedDict, total=False):
     optimizer: Words | None
     compiled: Words | None
     perturb: bool | int | None
+    graft: str | Sequence[str] | None
     steps: Numbers | None
     ranks: Numbers | None
     match: str | Sequence[str] | None
@@ -253,6 +268,7 @@ class Settings:
     optimizer: frozenset[str] = _setting(frozenset(), words(OPTIMIZER, none=True))
     compiled: frozenset[str] = _setting(frozenset(), words(COMPILED, none=True))
     perturb: int | None = _setting(None, seed)
+    graft: tuple[str, ...] = _setting((), grafts)
     steps: StepSelection = _setting(StepSelection(), step_selection("step"))
     ranks: StepSelection = _setting(StepSelection(), step_selection("rank"))
     match: tuple[str, ...] = _setting((), patterns)
@@ -312,6 +328,8 @@ def with_absolute_paths(options: RecordingOptions) -> RecordingOptions:
         path = settings.get(name)
         if isinstance(path, str | os.PathLike):
             settings[name] = absolute(path)
+    if settings.get("graft"):
+        settings["graft"] = grafts("graft", settings["graft"])
     return settings
 
 

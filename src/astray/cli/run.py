@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.graft_words import Graft
 from astray.capture.pytorch.experiments.swap_words import read_option
 from astray.capture.settings import Settings, with_absolute_paths
 from astray.cli.program import (
@@ -72,6 +73,19 @@ def add(commands: Any) -> None:
         help="run a module, function or callable on another device (cpu), in another dtype (float64; cpu,float64), "
         "uncompiled (eager) or as another callable (mypkg.fixes.softmax); may be given again: astray help experiments",
     )
+    what.add_argument(
+        "--graft",
+        action="append",
+        metavar="RUN:SITE",
+        help="put what RUN recorded of a site in the place of what the program computes there: its results, or "
+        "SITE@inputs, @parameters, @gradients; may be given again: astray help experiments",
+    )
+    what.add_argument(
+        "--single-step",
+        action="append",
+        metavar="RUN",
+        help="give every call the inputs and parameters that RUN recorded, so that each is judged alone",
+    )
     _add_guard(parser)
     add_which(parser)
     add_limits(parser).add_argument(
@@ -106,6 +120,7 @@ def _require_equals_sign(parser: argparse.ArgumentParser, option: str, default: 
 
 def main(options: argparse.Namespace) -> int:
     program = load_program(options)
+    options.graft = _grafts(options)
     if options.output is None:
         _choose_folder(options)
     _check_options(options)
@@ -115,6 +130,16 @@ def main(options: argparse.Namespace) -> int:
     if outcome.code:
         _print_misplaced_hint(options)
     return recording.finish(outcome) or outcome.code
+
+
+def _grafts(options: argparse.Namespace) -> list[str] | None:
+    """All grafts that the options ask for; None without any, so that those of `--config` hold."""
+    for run in options.single_step or ():
+        if not Graft.read(run).is_single_step:
+            raise UsageError(
+                f"--single-step {run} is not a run alone. For one site, say --graft {run}@inputs,parameters."
+            )
+    return [*(options.graft or ()), *(options.single_step or ())] or None
 
 
 def _choose_folder(options: argparse.Namespace) -> None:
@@ -291,6 +316,8 @@ class _ScriptRecording:
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.is_incomplete):
             print_note(f"astray: {self._recorder.summary()}")
+        for remark in self._recorder.remarks:
+            print_note(f"astray: {remark}")
         if guard is not None and guard.has_seen_any:
             print_note(f"astray: {guard.summary}.{look_hint(guard.trips)}")
         return int(has_stopped)

@@ -19,12 +19,12 @@ class NodeOrigins:
 class WatchedModule:
     """How one module is watched, whether or not its hooks are in place. `before` and `after` are None by default."""
 
-    before: Callable[..., None] | None
-    after: Callable[..., None] | None
+    before: Callable[..., Any] | None
+    after: Callable[..., Any] | None
     children: Any
     called: bool
     def __init__(
-        self, before: Callable[..., None] | None, after: Callable[..., None] | None, children: Any, /
+        self, before: Callable[..., Any] | None, after: Callable[..., Any] | None, children: Any, /
     ) -> None: ...
 
 class InputEdges:

@@ -6,6 +6,7 @@ The recorder calls `PyTorchAdapter`, which puts the other modules of this packag
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,8 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.adapters import TensorReader
 from astray.capture.engine import Engine
@@ -32,6 +31,7 @@ from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
+from astray.capture.pytorch.experiments.grafting import Grafts
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, NodeOrigins
 from astray.capture.pytorch.native.core import OpenCall, _torch
@@ -42,6 +42,7 @@ from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.saved_values import SavedValues
 from astray.capture.settings import Settings
 from astray.interrupts import pass_interrupt
+from astray.process import rank_and_world_size
 from astray.records import Spelling
 
 
@@ -73,6 +74,7 @@ class PyTorchAdapter:
         self.spell: Callable[[FrameType], Spelling | None] | None = spelling_of if spelled else None
         self._step_detector: StepDetector | None = None
         self._perturbation: PerturbedInputs | None = None
+        self._grafts: Grafts | None = None
         self._unseen_noted = False
 
     def versions(self) -> dict[str, str]:
@@ -125,6 +127,10 @@ class PyTorchAdapter:
             seed is not None
         ):  # before `ModelDiscovery` too, which records the first call of a model with what it is given
             self._perturbation = PerturbedInputs(engine, self._modules, seed, everything=everything)
+        if engine.settings.graft:
+            rank, _ = self.rank_and_world_size() or rank_and_world_size(os.environ)
+            self._grafts = Grafts(engine, engine.settings.graft, rank)
+            self._modules.graft(self._grafts)
         if self._models is None:
             self._discovery = ModelDiscovery(engine, self._modules, end_step, self.update_hooks)
         else:
@@ -140,7 +146,7 @@ class PyTorchAdapter:
 
     def apply(self, settings: Settings) -> None:
         """Observes at the levels these settings ask for."""
-        modes: list[TorchFunctionMode | TorchDispatchMode] = []
+        modes: list[FunctionMode | OpMode] = []
         if "function" in settings.level:
             catalogue = Catalogue(settings.functions)
             gradients = self._gradients if self.spell is None else self._last_nodes
@@ -148,7 +154,9 @@ class PyTorchAdapter:
         if "op" in settings.level:
             modes.append(OpMode(self._engine, self._function_sites, settings.functions))
         self._origins.wanted = bool(modes)
-        self._modes.use(modes)
+        for mode in modes:
+            mode.graft(self._grafts)
+        self._modes.use([*modes])
         self.update_hooks()
 
     def update_hooks(self) -> None:
@@ -167,6 +175,8 @@ class PyTorchAdapter:
         self._origins.clear()
         if self._perturbation is not None:
             self._perturbation.next_step()
+        if self._grafts is not None:
+            self._grafts.next_step()
         if self._modules is not None:
             self._modules.next_step()
 
@@ -205,6 +215,8 @@ class PyTorchAdapter:
             parts.append(self._step_detector.remove)
         if self._perturbation is not None:
             parts.append(self._perturbation.remove)
+        if self._grafts is not None:
+            parts.append(self._grafts.remove)
         if self._modules is not None:
             parts += [
                 self._graph_replays.stop,

@@ -62,7 +62,7 @@ class ModelDiscovery:
         self._capture = capture
         self._names = ModelNames(attached)
         self._step_detector = StepDetector(engine, end_step)
-        self._handle = register_module_forward_pre_hook(self._before_any_module)
+        self._handle = register_module_forward_pre_hook(self._before_any_module)  # type: ignore[arg-type]
         self._warning_filter = CompileWarningFilter()
 
     @property
@@ -79,21 +79,20 @@ class ModelDiscovery:
         self._step_detector.remove()
 
     @never_compiled
-    def _before_any_module(self, module: nn.Module, args: Any) -> None:
-        if not is_compiling():
-            self.module_called(module, args, sys._getframe(1))
+    def _before_any_module(self, module: nn.Module, args: Any) -> tuple[Any, ...] | None:
+        return None if is_compiling() else self.module_called(module, args, sys._getframe(1))
 
-    def module_called(self, module: nn.Module, args: Any, frame: FrameType) -> None:
-        """A module is called, from this frame of torch's."""
+    def module_called(self, module: nn.Module, args: Any, frame: FrameType) -> tuple[Any, ...] | None:
+        """A module is called, from this frame of torch's. Returns what to call it with instead, if anything."""
         if not self._engine.in_own_process:
             if get_worker_info() is None:
                 note_fork()
-            return
+            return None
         if self._capture.site(module) is not None:
-            return
+            return None
         try:
             if is_compiled_graph(module, frame):
-                return
+                return None
             kind, given = type_name(module), name_in_step(frame, module)
             self._capture.attach(module, self._names.add(module, kind, partial(has_parameters, module), given))
             if len(self._names) == 1:
@@ -101,9 +100,14 @@ class ModelDiscovery:
             if self._engine.recording:
                 # torch has collected the hooks of this call already, so the new one is called here. A global hook is
                 # not given the keyword arguments: they are read from torch's frame that calls it.
-                self._capture.enter_running_call(module, args, frame.f_locals.get("kwargs") or {}, frame)
+                kwargs = frame.f_locals.get("kwargs") or {}
+                instead = self._capture.enter_running_call(module, args, kwargs, frame)
+                if instead is not None:
+                    kwargs.update(instead[1])  # the dict is of this call's own, and torch goes on to use it
+                    return instead[0]
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(module).__name__}", error)
+        return None
 
 
 def name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:

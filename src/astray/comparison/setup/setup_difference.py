@@ -127,6 +127,7 @@ _KINDS: dict[str, DifferenceKind] = {
     "process": "layout",
     "seed": "seed",
     "swap": "kernel",
+    "graft": "kernel",
 }
 
 _UNITS = {"ieee": 2.0**-24, "highest": 2.0**-24, "off": 2.0**-24, "tf32": 2.0**-11, "high": 2.0**-11,
@@ -173,7 +174,7 @@ def effect_of(finding: Finding) -> Effect:
             return "none known"
         in_one_run = ABSENT in (finding.reference, finding.candidate)
         return "none known" if in_one_run and subject == "module" and name != "class" else "changes results"
-    if subject in ("process", "seed"):
+    if subject in ("process", "seed") or (subject == "swap" and _is_a_callable(finding)):
         return "changes results"
     return "changes rounding"
 
@@ -206,6 +207,11 @@ def _are_dtypes(finding: Finding) -> bool:
 def _are_floats(finding: Finding) -> bool:
     names = (str(value).removeprefix("torch.") for value in (finding.reference, finding.candidate))
     return all(dtypes.find(name).kind in ("float", "complex") for name in names)
+
+
+def _is_a_callable(finding: Finding) -> bool:
+    """Whether a callable was called instead in one of the runs. Those have dotted names, and no other word does."""
+    return any(isinstance(value, str) and "." in value for value in (finding.reference, finding.candidate))
 
 
 def _are_devices(finding: Finding) -> bool:

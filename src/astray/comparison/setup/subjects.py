@@ -34,7 +34,8 @@ def findings(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -
     yield from _plain("config", reference, candidate, steps)
     yield from _autocast(reference, candidate, steps)
     yield from _optimizers(reference, candidate, steps)
-    yield from _swaps(reference, candidate, steps)
+    yield from _experiments("swap", "to", reference, candidate, steps)
+    yield from _experiments("graft", "from", reference, candidate, steps)
     for subject in ("torch", "scaler", "environment", "version", "device", "process", "seed"):
         yield from _plain(subject, reference, candidate, steps)
 
@@ -145,18 +146,20 @@ def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) 
             yield Finding("autocast", site, _class(classes.get(site, {})), "autocast", *found[1:], found[0])
 
 
-def _swaps(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
-    """What was swapped in one run, and not in the other or to something else."""
-    sites_reference, sites_candidate = reference.of("swap"), candidate.of("swap")
+def _experiments(
+    subject: str, name: str, reference: Timelines, candidate: Timelines, steps: Sequence[int]
+) -> Iterator[Finding]:
+    """What was swapped or grafted in one run, and not in the other, or with something else."""
+    sites_reference, sites_candidate = reference.of(subject), candidate.of(subject)
     if not (reference.is_whole and candidate.is_whole):
         return
     for site in {**sites_reference, **sites_candidate}:
         histories = [
-            [(steps[0] - 1, None), *side.get(site, {}).get("to", [])] for side in (sites_reference, sites_candidate)
+            [(steps[0] - 1, None), *side.get(site, {}).get(name, [])] for side in (sites_reference, sites_candidate)
         ]
         found = first_difference(histories[0], histories[1], steps)
         if found is not None:
-            yield Finding("swap", site, "", "to", *found[1:], found[0])
+            yield Finding(subject, site, "", name, *found[1:], found[0])
 
 
 def _around(known: dict[str, SettingHistories], site: str) -> SettingHistories | None:

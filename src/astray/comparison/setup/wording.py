@@ -102,7 +102,14 @@ def _sentence(findings: Sequence[Finding]) -> str:
     if first.subject == "swap":
         sides = f"{_swapped(first.reference)} in the reference and {_swapped(first.candidate)} in the candidate"
         return f"{things} {is_} {sides}."
+    if first.subject == "graft":
+        sides = f"{_grafted(first.reference)} in the reference and {_grafted(first.candidate)} in the candidate"
+        return f"{things} {is_} {sides}."
     return _of_program(first, reference, candidate)
+
+
+def _grafted(run: Any) -> str:
+    return "the program's own" if run is None else f"grafted from {subject_text(run)}"
 
 
 def _swapped(to: Any) -> str:
@@ -194,7 +201,7 @@ def _only_in_one_run(findings: Sequence[Finding], things: str, is_: str) -> str:
 def _named(findings: Sequence[Finding]) -> str:
     """The modules, calls or parameters that a sentence is about: the first few by name."""
     first = findings[0]
-    nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter", "swap": "part"}
+    nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter", "swap": "part", "graft": "graft"}
     if len(findings) == 1:
         if first.subject == "config":
             return f"The configuration of {first.site}"

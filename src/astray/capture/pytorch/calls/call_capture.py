@@ -107,10 +107,14 @@ class CallCapture:
 
     def begin(
         self, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
-    ) -> OpenCall | None:
-        """A call starts: returns the open call, or None when it is not recorded."""
-        call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
-        return call
+    ) -> tuple[OpenCall | None, tuple[Any, ...], dict[str, Any]]:
+        """A call starts: the open call, None when it is not recorded, and the arguments it is to be made with."""
+        begun: tuple[OpenCall | None, tuple[Any, ...], dict[str, Any]] = self.native.begin(callee, args, kwargs, frame)
+        return begun
+
+    def grafted(self, call: OpenCall, callee: CalledFunction, result: Any) -> Any:
+        """What takes the place of the result of a call, the same where nothing does."""
+        return self.native.grafted(call, callee, result)
 
     def end(
         self,

@@ -96,7 +96,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if self._pending:
             self._pending.poll()
-        call = self._calls.begin(function, args, kwargs, frame)
+        call, args, kwargs = self._calls.begin(function, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
         drawn = GeneratorStates.of(self._engine, call, args, kwargs) if type(function) is RandomFunction else None
@@ -107,11 +107,16 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
             raise
         if drawn is not None:
             drawn.record(self._engine, call)
+        result = self._calls.grafted(call, function, result)
         record_outputs = self._record_collective if isinstance(function, Collective) else None
         outputs = self._calls.end(call, function, args, kwargs, result, record_outputs)
         if outputs == [] and function.kind == "function":
             self._known[func] = None  # it only queries a tensor; it is not recorded again
         return result
+
+    def graft(self, grafts: Any) -> None:
+        """From now on `grafts`, a `Grafts`, replaces what calls are given and return."""
+        self._calls.native.graft(grafts)
 
     def _find(self, func: Any) -> Any:
         """The entry of a function in the catalogue; None when it is not recorded."""

@@ -23,6 +23,7 @@ from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING_STATISTICS
 from astray.capture.pytorch.calls.modes import InferenceFastPaths, Modes
 from astray.capture.pytorch.calls.wrappers import (
+    Arguments,
     Chain,
     ChildModules,
     DoubleCallFilter,
@@ -79,8 +80,9 @@ class ModuleCapture:
             engine, self, self._flat.native, gradients, InputEdges, modes, origins, self._fast_paths, self._gathered,
             self.parameters, nn.Parameter,
         )  # fmt: skip
-        self.enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], None] = self._native.enter
-        """A module is about to run."""
+        self.enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], Arguments | None]
+        self.enter = self._native.enter
+        """A module is about to run. Returns what it is to be given instead, if grafts replace that."""
         self._double_calls = DoubleCallFilter(engine, self.enter, self._native.leave)
         self._listening = True
         self._compiled.start()
@@ -208,16 +210,22 @@ class ModuleCapture:
         """The site of `module`; None when it is not attached yet."""
         return self._sites.of(module)
 
+    def graft(self, grafts: Any) -> None:
+        """From now on `grafts`, a `Grafts`, replaces what calls are given and return; None ends that."""
+        self._native.graft(grafts)
+
     def enter_running_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> None:
+    ) -> Arguments | None:
         """A module is about to run that was attached only after torch had collected the hooks of this call."""
         site, watched = self._sites.of(module), self._watched.get(module)
-        if site is not None and watched is not None:  # otherwise what it wraps is recorded, and has its hooks in time
-            watched.called = True
-            self.enter(site, module, args, kwargs, frame)
-            if watched.before == self._double_calls.before_wrapper:
-                self._double_calls.wrapper_entered(site)
+        if site is None or watched is None:  # what it wraps is recorded, and has its hooks in time
+            return None
+        watched.called = True
+        instead = self.enter(site, module, args, kwargs, frame)
+        if watched.before == self._double_calls.before_wrapper:
+            self._double_calls.wrapper_entered(site)
+        return instead
 
     def set_listening(self, on: bool) -> None:
         """Adds the hooks, or removes them: a step that is not recorded should cost nothing."""
@@ -393,16 +401,14 @@ class _AfterHook(_torch.AfterHook, _ModuleHook):  # type: ignore[misc]
 
 
 @never_compiled
-def _call_before(self: Any, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+def _call_before(self: Any, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
     """The `__call__` of a native hook that dynamo sees. Without a compiler the hook calls `run` natively."""
-    if not is_compiling():
-        self.run(module, args, kwargs)
+    return None if is_compiling() else self.run(module, args, kwargs)
 
 
 @never_compiled
-def _call_after(self: Any, _module: nn.Module, _args: Any, *rest: Any) -> None:
-    if not is_compiling():
-        self.run(rest[-1])
+def _call_after(self: Any, _module: nn.Module, _args: Any, *rest: Any) -> Any:
+    return None if is_compiling() else self.run(rest[-1])
 
 
 _torch.set_python_call(_BeforeHook, _call_before)

@@ -164,7 +164,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
             if op is not None:
                 self._calls.allocated(result, frame)
             return result
-        call = self._calls.begin(op, args, kwargs, frame)
+        call, args, kwargs = self._calls.begin(op, args, kwargs, frame)
         if call is None:
             return self._sites.run(func, args, kwargs)
         try:
@@ -172,8 +172,13 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         except BaseException as error:
             self._calls.call_raised(call, error)
             raise
+        result = self._calls.grafted(call, op, result)
         self._calls.end(call, op, args, kwargs, result)
         return result
+
+    def graft(self, grafts: Any) -> None:
+        """From now on `grafts`, a `Grafts`, replaces what calls are given and return."""
+        self._calls.native.graft(grafts)
 
     def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | UnfilledFunction | None:
         collective = describe_op(func)

@@ -39,6 +39,10 @@ _DISGUISES = ("FSDP", "Replicate", "DDP", "Parametrized")
 """Prefixes of the classes that torch puts in the place of a module's own: `FSDPLinear`, `ParametrizedLinear`."""
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a module is to be called with instead, by position and by name."""
+
+
 class Chain(NamedTuple):
     """A module with all that wraps it, outermost first. Together they are one site."""
 
@@ -205,17 +209,21 @@ class DoubleCallFilter:
     def __init__(
         self,
         engine: Engine,
-        enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], None],
-        leave: Callable[[Site, Any], None],
+        enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], Arguments | None],
+        leave: Callable[[Site, Any], Any],
     ) -> None:
         self._engine = engine
         self._enter = enter
         self._leave = leave
 
-    def before_wrapper(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._engine.recording:
-            self._enter(site, module, args, kwargs, sys._getframe(2))
-            self.wrapper_entered(site)
+    def before_wrapper(
+        self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        if not self._engine.recording:
+            return None
+        instead = self._enter(site, module, args, kwargs, sys._getframe(2))
+        self.wrapper_entered(site)
+        return instead
 
     def wrapper_entered(self, site: Site) -> None:
         """The call of a wrapper has just been recorded."""
@@ -223,19 +231,22 @@ class DoubleCallFilter:
         if call is not None:
             call.runs_inner = False
 
-    def before_inner(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_inner(
+        self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
         call = self._engine.innermost(site)
         if call is not None and call.runs_inner is False:
             call.runs_inner = True  # should it call itself from there, that is a call of its own
         elif self._engine.recording:
-            self._enter(site, module, args, kwargs, sys._getframe(2))
+            return self._enter(site, module, args, kwargs, sys._getframe(2))
+        return None
 
-    def after_inner(self, site: Site, result: Any) -> None:
+    def after_inner(self, site: Site, result: Any) -> Any:
         call = self._engine.innermost(site)
         if call is not None and call.runs_inner:
             call.runs_inner = False
-        else:
-            self._leave(site, result)
+            return result
+        return self._leave(site, result)
 
 
 Source = tuple[int, ...]

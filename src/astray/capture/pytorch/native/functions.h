@@ -14,6 +14,7 @@ namespace astray {
 // The names of attributes that `FunctionCalls` reads or calls in Python.
 struct FunctionNames {
     Ref call_raised = interned("call_raised"), on_nonfinite = interned("on_nonfinite"), inputs = interned("inputs"),
+        entered = interned("entered"), entered_below = interned("entered_below"), returned = interned("returned"),
         is_in_other_recording = interned("_is_in_other_recording"), is_only_view = interned("is_only_view"),
         is_plain = interned("is_plain"), is_running = interned("is_running"), makes_buffers = interned("makes_buffers"),
         make_site = interned("_make_site"), not_read = interned("not_read"), op = interned("_op"),
@@ -59,6 +60,49 @@ public:
     }
 };
 
+inline Ref or_empty(PyObject *kwargs) { return kwargs ? Ref::shared(kwargs) : Ref::made(PyDict_New()); }
+
+// The arguments of a call. `kwargs` is empty where there are none.
+struct GivenArguments {
+    Ref args, kwargs;
+    bool replaced = false;
+
+    GivenArguments(PyObject *args, PyObject *kwargs) : args(Ref::shared(args)), kwargs(Ref::shared(kwargs)) {}
+    // As a pair for Python, or nothing where they are the program's own.
+    Ref if_replaced() const {
+        return replaced ? Ref::made(PyTuple_Pack(2, args.get(), or_empty(kwargs).get())) : Ref();
+    }
+};
+
+// Where the values of another run take the place of what a call is given and what it returns: `Grafts` in
+// experiments/grafting.py, whose methods this calls, or nothing.
+class GraftPoint {
+public:
+    Ref grafts;
+
+    // Before the inputs are recorded.
+    void enter(PyObject *call, PyObject *callee, GivenArguments &given) const {
+        if (grafts) replace(function_names().entered, call, callee, given);
+    }
+    // After that: what is replaced here is not seen by the recording.
+    void enter_below(PyObject *call, PyObject *callee, GivenArguments &given) const {
+        if (grafts) replace(function_names().entered_below, call, callee, given);
+    }
+    // Before the outputs are recorded: the result that takes the place of this one, or the same.
+    Ref leave(PyObject *call, const Ref &result) const {
+        return grafts ? call_method(grafts, function_names().returned, call, result.get()) : result;
+    }
+
+private:
+    void replace(const Ref &method, PyObject *call, PyObject *callee, GivenArguments &given) const {
+        const Ref now = call_method(grafts, method, call, callee, given.args.get(), or_empty(given.kwargs).get());
+        if (now.get() == Py_None) return;
+        PyObject *args, *kwargs;
+        if (!PyArg_ParseTuple(now, "O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs)) throw PythonError();
+        given.args = Ref::shared(args), given.kwargs = Ref::shared(kwargs), given.replaced = true;
+    }
+};
+
 // What a callee does: `is_plain` only reads its arguments and returns its result, `is_view` only returns a view of its
 // first argument; neither when it is given `out`. With `makes_buffers` its result may be filled later, without a change
 // of its version counter.
@@ -68,29 +112,32 @@ struct CalleeTraits {
     bool is_simple() const { return is_plain || is_view; }
 };
 
-inline Ref or_empty(PyObject *kwargs) { return kwargs ? Ref::shared(kwargs) : Ref::made(PyDict_New()); }
-
 class FunctionCalls {
 public:
     Ref engine, capture, sites, outside, flat, is_machinery, origins;
     GradientWatcher watcher;
+    GraftPoint graft;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&engine, &capture, &sites, &outside, &flat, &is_machinery, &origins}) visit(*one);
+        for (Ref *one : {&engine, &capture, &sites, &outside, &flat, &is_machinery, &origins, &graft.grafts})
+            visit(*one);
         watcher.each(visit);
     }
 
     Calls &calls() const { return Calls::of(engine); }
 
-    // A call starts: empty when it is not part of this recording. `traits` is set when the inputs were recorded.
-    Ref begin(PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *frame,
-              std::optional<CalleeTraits> &traits) {
+    // A call starts: empty when it is not part of this recording. `traits` is set when the inputs were recorded. It is
+    // to be made with what is in `given` afterwards.
+    Ref begin(PyObject *callee, GivenArguments &given, PyObject *frame, std::optional<CalleeTraits> &traits) {
         Ref call;
         const auto open = [&] {
             const TorchFunctionOff torch_function_off;
             call = open_call(callee, frame);
-            if (call && Calls::call_in(call).recorded) observe_inputs(call, callee, args, kwargs, traits);
+            if (!call) return;
+            graft.enter(call, callee, given);
+            if (Calls::call_in(call).recorded) observe_inputs(call, callee, given.args, given.kwargs, traits);
+            graft.enter_below(call, callee, given);
         };
         try {
             if (attempt(open, "a call of ", callee)) return call;
@@ -100,6 +147,17 @@ public:
         }
         if (call) calls().leave_anyhow(call);  // or calls that follow would seem to be inside it
         return Ref();
+    }
+
+    // What takes the place of the result of a call.
+    Ref grafted(PyObject *call, PyObject *callee, const Ref &result) {
+        if (!graft.grafts) return result;
+        Ref now = result;
+        attempt([&] {
+            const TorchFunctionOff torch_function_off;
+            now = graft.leave(call, result);
+        }, "the result of ", callee);
+        return now;
     }
 
     // A call has returned: its output tensors, if they were recorded. `record_outputs` records them instead if it is
@@ -370,16 +428,18 @@ private:
     Ref run_and_record(PyObject *func, PyObject *callee, PyObject *args, PyObject *kwargs, bool skip_own_frame,
                      std::optional<NamedTensors> &outputs) const {
         std::optional<CalleeTraits> traits;
-        const Ref call = recorder().begin(callee, args, kwargs, caller(skip_own_frame), traits);
+        GivenArguments given(args, kwargs);
+        const Ref call = recorder().begin(callee, given, caller(skip_own_frame), traits);
         if (!call) return run(func, args, kwargs);
         Ref result;
         try {
-            result = run(func, args, kwargs);
+            result = run(func, given.args, given.kwargs);
         } catch (const PythonError &) {
             recorder().call_raised(call);
             throw;
         }
-        outputs = recorder().end(call, callee, args, kwargs, result, traits);
+        result = recorder().grafted(call, callee, result);
+        outputs = recorder().end(call, callee, given.args, given.kwargs, result, traits);
         return result;
     }
 
@@ -450,7 +510,18 @@ inline PyObject *begin(PyObject *self, PyObject *given) {
         if (!PyArg_ParseTuple(given, "OO!OO:begin", &callee, &PyTuple_Type, &args, &kwargs,
                               &frame)) throw PythonError();
         std::optional<CalleeTraits> traits;
-        return to_object(Object<FunctionCalls>::in(self).begin(callee, args, or_null(kwargs), or_null(frame), traits));
+        GivenArguments now(args, or_null(kwargs));
+        const Ref call = Object<FunctionCalls>::in(self).begin(callee, now, or_null(frame), traits);
+        return Ref::made(PyTuple_Pack(3, to_object(call).get(), now.args.get(), or_empty(now.kwargs).get()));
+    });
+}
+
+inline PyObject *grafted(PyObject *self, PyObject *given) {
+    return to_python([&] {
+        PyObject *call, *callee, *result;
+        if (!PyArg_ParseTuple(given, "O!OO:grafted", Object<OpenCall>::type, &call, &callee, &result))
+            throw PythonError();
+        return Object<FunctionCalls>::in(self).grafted(call, callee, Ref::shared(result));
     });
 }
 
@@ -469,6 +540,14 @@ inline PyObject *end(PyObject *self, PyObject *given) {
 
 inline PyObject *is_machinery(PyObject *self, PyObject *frame) {
     return to_python([&] { return to_object(Object<FunctionCalls>::in(self).is_infrastructure(or_null(frame))); });
+}
+
+// graft(grafts): what takes the place of arguments and results from now on, or None.
+inline PyObject *use_grafts(PyObject *self, PyObject *grafts) {
+    return to_python([&] {
+        read_object(grafts, Object<FunctionCalls>::in(self).graft.grafts);
+        return none();
+    });
 }
 
 // The mode's method as torch calls it: (func, types, args, kwargs), without the last when there are none. With other
@@ -528,6 +607,8 @@ inline void add_functions(PyObject *module) {
     static PyMethodDef of_calls[] = {
         {"begin", functions::begin, METH_VARARGS, nullptr},
         {"end", functions::end, METH_VARARGS, nullptr},
+        {"grafted", functions::grafted, METH_VARARGS, nullptr},
+        {"graft", functions::use_grafts, METH_O, nullptr},
         {"is_machinery", functions::is_machinery, METH_O, nullptr},
         {},
     };

@@ -74,42 +74,37 @@ public:
     // Attributes of `fast_paths`, `gathered` and `parameters` that are never replaced.
     Ref layers, unsharded_types, sources, hooked;
     GradientWatcher watcher;
+    GraftPoint graft;
 
     template <class Visit>
     void each(Visit visit) {
         for (Ref *one : {&engine, &capture, &flat, &modes, &origins, &fast_paths, &gathered, &parameters, &layers,
                          &unsharded_types,
-                         &sources, &hooked})
+                         &sources, &hooked, &graft.grafts})
             visit(*one);
         watcher.each(visit);
     }
 
     Calls &calls() const { return Calls::of(engine); }
 
-    // A module is about to run.
-    void enter(PyObject *site, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *frame) {
+    // A module is about to run. Afterwards `given` holds what it is to be called with.
+    void enter(PyObject *site, PyObject *module, GivenArguments &given, PyObject *frame) {
         check_module(module);
         Calls &calls = this->calls();
         const Ref object = calls.enter(site, frame, Phase::forward, in_backward());  // inside a backward: checkpointing
         OpenCall &call = Calls::call_in(object);
         if (!is_own_thread()) call_method(modes, module_names().enter_thread, object.get());
         Box<NodeOrigins>::in(origins).mark(object);
-        if (!call.recorded) return;
-        const Arguments given = Object<Structures>::in(flat).arguments(args, kwargs);
-        if (call.has_row()) {
-            calls.begin(call, given.skeleton);
-            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path},
-                one.tensor);
-            observe_state(site, module, call);
-        }
-        if (calls.follows_gradients(call) && at::GradMode::is_enabled())
-            call.input_edges = watcher.edges_of(given.tensors);
+        graft.enter(object, module, given);
+        if (call.recorded) observe_given(site, module, call, given);
+        graft.enter_below(object, module, given);
     }
 
-    // A module has run.
-    void leave(PyObject *site, PyObject *result) {
+    // A module has run. Returns what takes the place of its result, or the same.
+    Ref leave(PyObject *site, PyObject *returned) {
         const Ref object = calls().innermost(site);
-        if (!object) return;
+        Ref result = Ref::shared(returned);
+        if (!object) return result;
         const auto finish = [&] {
             Calls::call_in(object).input_edges = Ref();
             if (!is_own_thread()) call_method(modes, module_names().leave_thread, object.get());
@@ -117,6 +112,7 @@ public:
             Box<NodeOrigins>::in(origins).mark(calls().enclosing());
         };
         try {
+            result = graft.leave(object, result);
             if (Calls::call_in(object).recorded) observe_result(object, result);
         } catch (...) {
             set_error();
@@ -126,6 +122,7 @@ public:
             throw PythonError();
         }
         finish();
+        return result;
     }
 
     // Ends the step: parameters and buffers of every module are recorded again.
@@ -150,6 +147,19 @@ private:
         if (PyList_Size(layers)) call_method(fast_paths, module_names().check);
         if (!astray::check(PySet_Contains(unsharded_types, reinterpret_cast<PyObject *>(Py_TYPE(module)))))
             call_method(gathered, module_names().check, module);
+    }
+
+    void observe_given(PyObject *site, PyObject *module, OpenCall &call, const GivenArguments &arguments) {
+        Calls &calls = this->calls();
+        const Arguments given = Object<Structures>::in(flat).arguments(arguments.args, arguments.kwargs);
+        if (call.has_row()) {
+            calls.begin(call, given.skeleton);
+            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path},
+                one.tensor);
+            observe_state(site, module, call);
+        }
+        if (calls.follows_gradients(call) && at::GradMode::is_enabled())
+            call.input_edges = watcher.edges_of(given.tensors);
     }
 
     // On other threads the modes are pushed at the start of a call; on their own thread they are on already.
@@ -257,8 +267,10 @@ public:
         for (Ref *one : {&modules, &engine, &site, &watched, &action, &resync}) visit(*one);
     }
 
-    // `depth` is the number of our own frames inside torch's function that is going to call `forward`.
-    void before(PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
+    // `depth` is the number of our own frames inside torch's function that is going to call `forward`. Returns what to
+    // call it with instead, as a pair, or nothing.
+    Ref before(PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
+        Ref instead;
         run([&] {
             WatchedModule &state = Object<WatchedModule>::in(watched);
             const bool is_first = !std::exchange(state.called, true);
@@ -269,21 +281,26 @@ public:
                 if (now.get() != Py_None) at = now;
             }
             if (action) {
-                call(action, at.get(), module, args, or_empty(kwargs).get());
+                instead = call(action, at.get(), module, args, or_empty(kwargs).get());
             } else if (Calls::of(engine).recording) {
                 Ref frame = innermost_frame();
                 if (frame && depth) frame = frame_around(frame);
-                Object<ModuleCalls>::in(modules).enter(at, module, args, kwargs, frame);
+                GivenArguments given(args, kwargs);
+                Object<ModuleCalls>::in(modules).enter(at, module, given, frame);
+                instead = given.if_replaced();
             }
             if (is_first) call_method(Object<ModuleCalls>::in(modules).capture, module_names().first_call, at.get());
         });
+        return instead;
     }
 
-    void after(PyObject *result) {
+    // Returns what takes the place of a result; nothing where it stays.
+    Ref after(PyObject *result) {
+        Ref now;
         run([&] {
-            if (action) call(action, site.get(), result);
-            else Object<ModuleCalls>::in(modules).leave(site, result);
+            now = action ? call(action, site.get(), result) : Object<ModuleCalls>::in(modules).leave(site, result);
         });
+        return now.get() == result ? Ref() : now;
     }
 
 private:
@@ -340,8 +357,9 @@ inline PyObject *enter(PyObject *self, PyObject *given) {
         PyObject *site, *module, *args, *kwargs, *frame;
         if (!PyArg_ParseTuple(given, "O!OOOO:enter", Object<Site>::type, &site, &module, &args, &kwargs, &frame))
             throw PythonError();
-        Object<ModuleCalls>::in(self).enter(site, module, args, kwargs, functions::or_null(frame));
-        return none();
+        GivenArguments now(args, functions::or_null(kwargs));
+        Object<ModuleCalls>::in(self).enter(site, module, now, functions::or_null(frame));
+        return to_object(now.if_replaced());
     });
 }
 
@@ -349,14 +367,21 @@ inline PyObject *leave(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *site, *result;
         if (!PyArg_ParseTuple(given, "O!O:leave", Object<Site>::type, &site, &result)) throw PythonError();
-        Object<ModuleCalls>::in(self).leave(site, result);
-        return none();
+        return Object<ModuleCalls>::in(self).leave(site, result);
     });
 }
 
 inline PyObject *next_step(PyObject *self, PyObject *) {
     Object<ModuleCalls>::in(self).next_step();
     return none().release();
+}
+
+// graft(grafts): what takes the place of arguments and results from now on, or None.
+inline PyObject *use_grafts(PyObject *self, PyObject *grafts) {
+    return to_python([&] {
+        read_object(grafts, Object<ModuleCalls>::in(self).graft.grafts);
+        return none();
+    });
 }
 
 template <class Hook>
@@ -384,8 +409,11 @@ inline PyObject *before(PyObject *self, PyObject *args, PyObject *kwargs) {
         const Py_ssize_t count = PyTuple_Size(args);
         if (kwargs || count < 2 || count > 3 || !compilers->are_idle()) return in_python(self, args, kwargs);
         PyObject *named = count == 3 ? functions::or_null(PyTuple_GetItem(args, 2)) : nullptr;
-        Object<BeforeHook>::in(self).before(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), named, 0);
-        return none();
+        const Ref instead =
+            Object<BeforeHook>::in(self).before(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), named, 0);
+        if (count == 2 && instead && PyTuple_Check(instead.get()))  // torch takes no keyword arguments back
+            return Ref::shared(PyTuple_GetItem(instead, 0));
+        return to_object(instead);
     });
 }
 
@@ -393,8 +421,7 @@ inline PyObject *run_before(PyObject *self, PyObject *const *given, Py_ssize_t c
     return to_python([&] {
         const Ref alive = Ref::shared(self);
         expect(count, 3);
-        Object<BeforeHook>::in(self).before(given[0], given[1], functions::or_null(given[2]), 1);
-        return none();
+        return to_object(Object<BeforeHook>::in(self).before(given[0], given[1], functions::or_null(given[2]), 1));
     });
 }
 
@@ -404,16 +431,14 @@ inline PyObject *after(PyObject *self, PyObject *args, PyObject *kwargs) {
         const Ref alive = Ref::shared(self);
         const Py_ssize_t count = PyTuple_Size(args);
         if (kwargs || count < 3 || !compilers->are_idle()) return in_python(self, args, kwargs);
-        Object<AfterHook>::in(self).after(PyTuple_GetItem(args, count - 1));
-        return none();
+        return to_object(Object<AfterHook>::in(self).after(PyTuple_GetItem(args, count - 1)));
     });
 }
 
 inline PyObject *run_after(PyObject *self, PyObject *result) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
-        Object<AfterHook>::in(self).after(result);
-        return none();
+        return to_object(Object<AfterHook>::in(self).after(result));
     });
 }
 
@@ -436,6 +461,7 @@ inline void add_modules(PyObject *module) {
     static PyMethodDef methods[] = {
         {"enter", modules::enter, METH_VARARGS, nullptr},
         {"leave", modules::leave, METH_VARARGS, nullptr},
+        {"graft", modules::use_grafts, METH_O, nullptr},
         {"next_step", modules::next_step, METH_NOARGS, nullptr},
         {},
     };
