@@ -102,7 +102,9 @@ def _targets(call: RebuiltCall) -> list[_Target]:
 def _judgement(ways: _Ways, target: _Target, computed: torch.Tensor, true: torch.Tensor) -> Judgement:
     """A tensor beside the plain ones; more of these are computed only where they are needed."""
     scale = Scale(true, rounding_dtype(target.recorded, ways.first))
-    errors, plain = scale.errors(target.recorded, computed), [scale.errors(computed, computed)]
+    plain = [scale.errors(computed, computed)]
+    same = target.recorded.dtype == computed.dtype and torch.equal(target.recorded, computed)
+    errors = plain[0] if same else scale.errors(target.recorded, computed)
     judgement = judge(target.recorded, scale, errors, plain[0])
     if judgement.surprise > 1:
         results = [result for each in ways.further if (result := target.of(each)) is not None]

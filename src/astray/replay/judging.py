@@ -41,12 +41,21 @@ and the root mean square of 256 roundings strays by 3 % from that of all."""
 ROW = 16
 """Fewer elements than this are no row of their own: one may hold nothing but sums that cancel."""
 
+CHUNK = 1 << 20
+"""Elements whose errors are computed at once: 8 MiB in float64, of which a few fit into the caches."""
+
+_EXPONENT = 0x7FF0_0000_0000_0000
+"""The bits of a float64 that hold its exponent: with these alone it is a power of two."""
+
 FLUSHED = frozenset({torch.float32, torch.bfloat16})
 """Dtypes whose subnormal numbers chips flush to zero. In float16 many gradients are subnormal, and are kept."""
 
 
 class Errors(NamedTuple):
-    """The errors of a result in ulps: the largest, the root mean square, that of each tile; and one per element."""
+    """The errors of a result in ulps: the largest, the root mean square, that of each tile; and one per element.
+
+    Elements are float32, for the place and the number of large ones; everything else is computed in float64.
+    """
 
     elements: torch.Tensor
     max: float
@@ -83,7 +92,7 @@ class Judgement(NamedTuple):
 def judge_equal(recorded: torch.Tensor, own: torch.Tensor) -> Judgement:
     """Of integers and booleans: they are equal, or wrong."""
     if not recorded.numel():
-        return Judgement(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), None, 0, 0, None, None, 0)
+        return _EMPTY._replace(unequal=0)
     differs = recorded != own
     unequal = int(differs.sum())
     at = _index(int(differs.flatten().to(torch.uint8).argmax()), tuple(recorded.shape)) if unequal else ()
@@ -97,44 +106,57 @@ class Scale:
     """The ulps of a result: how far apart the numbers of its dtype are, at each element of the exact one."""
 
     def __init__(self, exact: torch.Tensor, dtype: torch.dtype) -> None:
-        self.exact = _real(exact).to(torch.float64)
+        self.exact = _real(exact)
         self.dtype = dtype
         info = torch.finfo(dtype)
-        self.largest = info.max
-        finite = torch.where(self.exact.isfinite(), self.exact, 0.0).abs()
-        rows = finite.reshape(_rows(tuple(finite.shape)))
-        floor = rows.square().mean(1, keepdim=True).sqrt().expand_as(rows).reshape(finite.shape)
+        self._eps, self._tiny, self._largest = info.eps, info.tiny, info.max
         # A flushed number is off by the smallest normal one: half an ulp, then, is no less than that.
-        least = 2 * info.tiny if dtype in FLUSHED else info.tiny * info.eps
-        size = torch.maximum(finite, floor).clamp(min=info.tiny)
-        self.spacing = torch.ldexp(torch.full_like(finite, info.eps), torch.frexp(size)[1] - 1).clamp_(min=least)
+        self._least = 2 * info.tiny if dtype in FLUSHED else info.tiny * info.eps
 
     def errors(self, result: torch.Tensor, own: torch.Tensor) -> Errors:
         """The errors of a result. Where it is not finite they are infinite, unless `own` is the same there."""
-        value, own = _real(result).to(torch.float64), _real(own).to(torch.float64)
-        errors = (value - self.exact).abs() / self.spacing
-        equal = (value == self.exact) | (value.isnan() & self.exact.isnan())
-        if not bool(value.isfinite().all()) or not bool(self.exact.isfinite().all()):
-            equal |= ~value.isfinite() & ((value == own) | (value.isnan() & own.isnan()))
-            equal |= value.isinf() & (value.sign() == self.exact.sign()) & (self.exact.abs() > self.largest)
-        errors = torch.where(equal, 0.0, torch.where(errors.isfinite(), errors, math.inf))
-        return _summed(errors)
+        shape = tuple(self.exact.shape)
+        size = _rows(shape)
+        exact, value, own = (_real(each).reshape(size) for each in (self.exact, result, own))
+        elements = torch.empty(size, dtype=torch.float32)
+        squares = torch.empty(_tile_count(shape), dtype=torch.float64)
+        largest = 0.0
+        height = max(CHUNK // max(size[1], 1) // TILE, 1) * TILE
+        for begin in range(0, size[0], height):
+            rows = slice(begin, begin + height)
+            errors = self._of_rows(exact[rows], value[rows], own[rows])
+            elements[rows] = errors
+            if errors.numel():
+                largest = max(largest, float(errors.max()))
+                squares[begin // TILE : -(-(begin + height) // TILE)] = _sums(errors.square_())
+        mean = float(squares.sum()) / elements.numel() if elements.numel() else 0.0
+        return Errors(elements.reshape(shape), largest, math.sqrt(mean), (squares / _tile_sizes(shape)).sqrt_())
 
+    def _of_rows(self, exact: torch.Tensor, value: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        exact, value = exact.to(torch.float64), value.to(torch.float64)
+        errors = (value - exact).abs_()
+        if math.isfinite(float(exact.sum()) + float(value.sum())):
+            return errors.div_(self._spacing(exact))
+        errors /= self._spacing(torch.where(exact.isfinite(), exact, 0.0))
+        own = own.to(torch.float64)
+        equal = (value == exact) | (value.isnan() & exact.isnan())
+        equal |= ~value.isfinite() & ((value == own) | (value.isnan() & own.isnan()))
+        equal |= value.isinf() & (value.sign() == exact.sign()) & (exact.abs() > self._largest)
+        return torch.where(equal, 0.0, torch.where(errors.isfinite(), errors, math.inf))
 
-def _summed(errors: torch.Tensor) -> Errors:
-    if not errors.numel():
-        return Errors(errors, 0.0, 0.0, errors.new_zeros(1, 1))
-    tiles = _tiles(errors)
-    return Errors(errors, float(errors.max()), float(errors.square().mean().sqrt()), tiles)
+    def _spacing(self, exact: torch.Tensor) -> torch.Tensor:
+        """How far apart numbers are at these: as many bits below the largest power of two that is in them."""
+        size = exact.abs()
+        typical = size.square().mean(1, keepdim=True).sqrt_()
+        size = torch.maximum(size, typical).clamp_(min=self._tiny)
+        powers = size.view(torch.int64).bitwise_and_(_EXPONENT).view(torch.float64)
+        return powers.mul_(self._eps).clamp_(min=self._least)
 
 
 def worst(errors: Sequence[Errors]) -> Errors:
-    """The errors of several ways together: at each place the largest."""
-    if len(errors) == 1:
-        return errors[0]
-    elements = torch.stack([each.elements for each in errors]).amax(0)
+    """The errors of several ways together: for each tile the largest."""
     tiles = torch.stack([each.tiles for each in errors]).amax(0)
-    return Errors(elements, max(each.max for each in errors), max(each.rms for each in errors), tiles)
+    return Errors(errors[0].elements, max(each.max for each in errors), max(each.rms for each in errors), tiles)
 
 
 def judge(
@@ -142,47 +164,53 @@ def judge(
 ) -> Judgement:
     """The recorded result beside the plain one. allowance: what the order of summation may change besides."""
     if not errors.elements.numel():
-        return Judgement(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), None, 0, 0, None, None)
-    working = scale.dtype in (torch.float32, torch.float64)
-    least, least_rms = HALF_ULP, HALF_ULP_RMS
-    explained, explained_rms = (
-        max(plain.max, least),
-        torch.clamp(torch.clamp(plain.tiles, min=plain.rms), min=least_rms),
-    )
-    ratio = _divided(errors.max, explained)
-    by_tile = torch.where(errors.tiles.isinf(), math.inf, errors.tiles / explained_rms)
-    tile_ratio = float(by_tile.max())
-    if working:
-        explained = max(explained, FUNCTION_ULPS)
-        explained_rms = explained_rms.clamp(min=FUNCTION_ULPS * HALF_ULP_RMS / HALF_ULP)
-    if allowance is not None:
-        explained = max(explained, allowance.max)
-        explained_rms = torch.clamp(torch.maximum(explained_rms, allowance.tiles), min=allowance.rms)
-    # One element may be off by all roundings at once; of many they add up as their squares do.
-    factor = (ROUNDINGS * (1 + SIGMAS * (2 / _tile_sizes(tuple(errors.elements.shape))).sqrt())).sqrt()
-    surprises = torch.where(errors.tiles.isinf(), math.inf, errors.tiles / (explained_rms * factor))
-    by_element = _divided(errors.max, explained * ROUNDINGS)
-    place = int(surprises.argmax())
-    limit = explained * ROUNDINGS
-    flat = errors.elements.flatten()
-    most = int(flat.argmax()) if flat.numel() else 0
+        return _EMPTY
     shape = tuple(errors.elements.shape)
-    real = _real(recorded).flatten()
+    limit, limits = _limits(scale.dtype, shape, plain, allowance)
+    surprises = _by_tile(errors, limits)
+    surprise = float(surprises.max())
+    worst_tile = _place(int(surprises.argmax()), tuple(surprises.shape), _rows(shape)) if surprise > 1 else None
+    most = int(errors.elements.argmax())
     return Judgement(
         errors.max,
         errors.rms,
         plain.max,
         plain.rms,
-        ratio,
-        tile_ratio,
-        max(by_element, float(surprises.max())),
+        _divided(errors.max, max(plain.max, HALF_ULP)),
+        float(_by_tile(errors, plain.tiles.clamp(min=max(plain.rms, HALF_ULP_RMS))).max()),
+        max(_divided(errors.max, limit), surprise),
         _index(most, shape),
-        _place(place, tuple(surprises.shape), _rows(shape)) if float(surprises.max()) > 1 else None,
+        worst_tile,
         int((errors.elements > limit).sum()),
-        flat.numel(),
-        float(real[most]) if flat.numel() else None,
-        float(scale.exact.flatten()[most]) if flat.numel() else None,
+        errors.elements.numel(),
+        float(_real(recorded).reshape(-1)[most]),
+        float(scale.exact.reshape(-1)[most]),
     )
+
+
+_EMPTY = Judgement(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), None, 0, 0, None, None)
+
+
+def _limits(
+    dtype: torch.dtype, shape: tuple[int, ...], plain: Errors, allowance: Errors | None
+) -> tuple[float, torch.Tensor]:
+    """How far off an element may be, and the root mean square of each tile: so many roundings, each as large as the
+    plain result has, or as is allowed.
+
+    One element may be off by all of them at once; of many elements they add up as their squares do.
+    """
+    least = FUNCTION_ULPS if dtype in (torch.float32, torch.float64) else HALF_ULP
+    rounding = max(plain.max, least)
+    roundings = plain.tiles.clamp(min=max(plain.rms, least * HALF_ULP_RMS / HALF_ULP))
+    if allowance is not None:
+        rounding = max(rounding, allowance.max)
+        roundings = torch.maximum(roundings, allowance.tiles).clamp_(min=allowance.rms)
+    chance = 1 + SIGMAS * (2 / _tile_sizes(shape)).sqrt()
+    return rounding * ROUNDINGS, roundings * (ROUNDINGS * chance).sqrt()
+
+
+def _by_tile(errors: Errors, limits: torch.Tensor) -> torch.Tensor:
+    return torch.where(errors.tiles.isinf(), math.inf, errors.tiles / limits)
 
 
 def _divided(error: float, by: float) -> float:
@@ -203,14 +231,20 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(dims), columns
 
 
-def _tiles(errors: torch.Tensor) -> torch.Tensor:
-    """The root mean square of each tile."""
-    rows, columns = _rows(tuple(errors.shape))
+def _sums(squares: torch.Tensor) -> torch.Tensor:
+    """The sum over each tile."""
+    rows, columns = squares.shape
     down, across = -(-rows // TILE), -(-columns // TILE)
-    padded = errors.new_zeros(down * TILE, across * TILE)
-    padded[:rows, :columns] = errors.reshape(rows, columns).square()
-    sums = padded.reshape(down, TILE, across, TILE).sum((1, 3))
-    return (sums / _tile_sizes(tuple(errors.shape))).sqrt()
+    if (rows, columns) != (down * TILE, across * TILE):
+        padded = squares.new_zeros(down * TILE, across * TILE)
+        padded[:rows, :columns] = squares
+        squares = padded
+    return squares.reshape(down, TILE, across, TILE).sum((1, 3))
+
+
+def _tile_count(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = _rows(shape)
+    return -(-rows // TILE), -(-columns // TILE)
 
 
 def _tile_sizes(shape: tuple[int, ...]) -> torch.Tensor:
