@@ -97,6 +97,28 @@ def test_a_draft_has_what_the_two_runs_need_and_no_more(drafted):
     }  # fmt: skip
 
 
+def test_labels_of_a_loss_are_paired(runs, tmp_path):
+    """They are recorded at calls of their own where only modules are."""
+
+    def noted(framework: str, path: str, labels: np.ndarray):
+        builder = runs.Builder()
+        builder.tensor(builder.call("<root>", "Net"), "output", "out", np.ones((2, 9)))
+        builder.tensor(builder.call("/cross_entropy", "f", kind="custom"), "input", path, labels)
+        builder.tensor(builder.call("mine", "", kind="custom"), "output", path, np.ones(3))
+        run = builder.run
+        run.info = msgspec.structs.replace(run.info, framework=framework)
+        return run
+
+    reference = noted("torch", "target", np.array([3, 1]))
+    text = str(draft(reference, noted("paddle", "label", np.array([[1], [3]]))))
+    assert yaml.safe_load(text)["paths"] == {"cross_entropy": {"label": "target"}}
+    assert "paths:" not in str(draft(reference, noted("paddle", "label", np.eye(2, dtype=int))))
+    (tmp_path / "map.yaml").write_text(text)
+    found = compare(reference, noted("paddle", "label", np.array([[1], [3]])), mapping=tmp_path / "map.yaml")
+    assert found.first.site == "/cross_entropy"
+    assert (found.first.role, found.first.path) == ("input", "target")
+
+
 def test_a_draft_says_why(drafted):
     text = drafted[0]
     assert "# The reference is of PyTorch, the candidate of Paddle." in text

@@ -119,6 +119,31 @@ def _functions(rank: RankRun) -> set[str]:
     return {str(sites.values[code]).rpartition("/")[2] for code in np.unique(at).tolist() if code >= 0}
 
 
+def drafted_labels(reference: RankRun, candidate: RankRun, known: Equivalents) -> dict[str, dict[str, str]]:
+    """Which argument of a loss outside of all modules has the labels, where both runs have some of a kind."""
+    of_reference, found = _labels(reference), {}
+    for (name, path), form in _labels(candidate).items():
+        word = next((word for word in known.labels(path) if of_reference.get((name, word)) == form), None)
+        if word is not None:
+            found[name] = {path: word}
+    return found
+
+
+def _labels(rank: RankRun) -> dict[tuple[str, str], Any]:
+    """The first labels that losses are given: dtype and shape, without dimensions of size 1, by loss and argument."""
+    kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
+    if "custom" not in kinds.values:
+        return {}
+    losses = [str(site or "").startswith("/") for site in sites.values]
+    wanted = (kinds.codes == kinds.code("custom")) & np.array([*losses, False])[sites.codes]
+    found: dict[tuple[str, str], Any] = {}
+    for row in np.flatnonzero(np.append(wanted, False)[rank.call_rows]).tolist():
+        name = str(rank.calls["site"][int(rank.call_rows[row])]).removeprefix("/")
+        shape = tuple(size for size in rank.tensors["shape"][row] or () if size != 1)
+        found.setdefault((name, str(rank.tensors["path"][row])), (rank.tensors["dtype"][row], shape))
+    return found
+
+
 class _Argument(NamedTuple):
     role: str
     path: str

@@ -75,6 +75,9 @@ FUNCTIONS: Words = (
 """Functions, by the last part of their sites: those that take the same tensors, laid out alike. Attention is none of
 them, for Paddle's has heads and positions the other way round; nor is the loss that also returns a softmax."""
 
+LABELS: Words = (("target", "label"), ("targets", "labels"))
+"""The arguments by which losses take labels, which are recorded also where only modules are."""
+
 TRANSPOSED: dict[tuple[str, str], str] = {
     ("Linear", "weight"): "paddle.nn.Linear keeps its weight as [in, out], torch.nn.Linear as [out, in]",
 }
@@ -109,6 +112,10 @@ class Equivalents(NamedTuple):
     def functions(self, name: str) -> list[str]:
         """What the reference may call a function."""
         return self._words(FUNCTIONS, name)
+
+    def labels(self, name: str) -> list[str]:
+        """What the reference may call the argument by which a loss takes its labels."""
+        return self._words(LABELS, name)
 
     def attribute(self, type: str, name: str) -> Any:
         """What the reference calls something that a class of the candidate is set to; None where it has no word for it.

@@ -30,7 +30,13 @@ from astray.comparison.pair.drafted_tensors import (
     renamed_last_parts,
     renamed_states,
 )
-from astray.comparison.pair.drafted_words import drafted_attributes, drafted_functions, drafted_paths, drafted_types
+from astray.comparison.pair.drafted_words import (
+    drafted_attributes,
+    drafted_functions,
+    drafted_labels,
+    drafted_paths,
+    drafted_types,
+)
 from astray.comparison.pair.framework_names import PADDLE, TORCH, UNLIKE, Equivalents, equivalents
 from astray.comparison.pair.mapping import Mapping
 from astray.comparison.pair.own_tensors import Measured, OwnTensor, own_tensors
@@ -172,7 +178,7 @@ def _with_words(
         tensors={**mapping.tensors, **states},
         attributes=drafted_attributes(*sides, known),
     )
-    return replace(mapping, paths=drafted_paths(*sides, mapping))
+    return replace(mapping, paths=drafted_paths(*sides, mapping) | drafted_labels(*sides, known))
 
 
 def _with_lists(mapping: Mapping, reference: RunData, candidate: RunData, known: Equivalents) -> Mapping:

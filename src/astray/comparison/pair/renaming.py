@@ -28,6 +28,7 @@ _OF_TENSORS = ("parameter", "optimizer")
 """Kinds of calls whose site is the name of a tensor."""
 
 _OF_FUNCTIONS = ("function", "op")
+_WITH_PATHS = (*_OF_FUNCTIONS, "custom")  # labels of a loss are noted at a call of its own kind
 
 _ARGUMENT = ("step", "micro", "site", "call")
 """What the forward and the backward of a function have in common."""
@@ -152,7 +153,7 @@ class _Renaming:
         if kind == "module" and role in OWN:
             name = full_name(site, path)
             return self._within(self.mapping.tensor(name), self.mapping.site(site)), self._rule(name)
-        given = self.mapping.paths.get(site.rpartition("/")[2], {}) if kind in _OF_FUNCTIONS else {}
+        given = self.mapping.paths.get(site.rpartition("/")[2], {}) if kind in _WITH_PATHS else {}
         rule = self._rule(f"{site}:{path}") if role in ("input", "output") else -1
         return given.get(path, path), rule if rule >= 0 else self._rule(site)
 
