@@ -69,6 +69,8 @@ def main():
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     paddle.seed(10 + dist.get_rank())
     for _ in range(2):
+        with model.no_sync():
+            model(paddle.randn([3, 4])).square().mean().backward()
         loss = model(paddle.randn([3, 4])).square().mean()
         loss.backward()
         optimizer.step()
@@ -81,6 +83,10 @@ def main():
 if __name__ == "__main__":
     SPAWN
 """
+
+
+OWN_GRADIENTS = (("grad", 0), ("added", 1), ("grad", 1))
+"""What a rank has computed itself in two micro steps, the second of which averages what both have brought."""
 
 
 def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -224,10 +230,13 @@ def test_ranks(how: str, tmp_path: Path) -> None:
         found = {}
         for index, call in enumerate(rank.call_rows.tolist()):
             row = {**rank.calls.row(call), **rank.tensors.row(index)}
-            if row["step"] == 0 and row["path"] in ("grad", "weight") and row["site"] == "0.weight":
-                found[row["phase"], row["role"], row["path"]] = row["fingerprint"]
+            if row["step"] == 0 and row["path"] in ("grad", "added", "weight") and row["site"] == "0.weight":
+                found[row["phase"], row["role"], row["path"], row["micro"]] = row
         by_rank.append(found)
-    one, other = by_rank
-    assert one["backward", "gradient", "grad"] != other["backward", "gradient", "grad"]  # each rank's own
-    assert one["update", "input", "grad"] == other["update", "input", "grad"]  # averaged
-    assert one["update", "output", "weight"] == other["update", "output", "weight"]
+        own = [found["backward", "gradient", path, micro]["mean"] for path, micro in OWN_GRADIENTS]
+        assert own[0] + own[1] == pytest.approx(own[2])  # added up on this rank, not averaged
+    one, other = ({key: row["fingerprint"] for key, row in found.items()} for found in by_rank)
+    for path, micro in OWN_GRADIENTS:
+        assert one["backward", "gradient", path, micro] != other["backward", "gradient", path, micro]
+    assert one["update", "input", "grad", 0] == other["update", "input", "grad", 0]  # averaged
+    assert one["update", "output", "weight", 0] == other["update", "output", "weight", 0]

@@ -24,13 +24,14 @@ OPTIMIZER = ["gradient", "weight", "state", "update"]
 
 
 class Program(NamedTuple):
-    """A model in both frameworks, what it is given, and its optimizers."""
+    """A model in both frameworks, what it is given, and its optimizers. limit: of the norm to which torch clips."""
 
     torch_model: Callable[[], Any]
     paddle_model: Callable[[], Any]
     batches: list[tuple[Any, Any]]
     torch_optimizer: Callable[[Any], Any]
     paddle_optimizer: Callable[[Any], Any]
+    limit: float | None = None
 
 
 def transformer(decoupled: bool = True) -> Program:
@@ -66,6 +67,8 @@ def run_torch(path: Path, program: Program, model: Any, **settings: Any) -> None
             made = model(torch.tensor(given))
             loss = torch.nn.functional.cross_entropy(made.flatten(0, -2), torch.tensor(wanted).flatten())
             loss.backward()
+            if program.limit is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), program.limit)
             optimizer.step()
             rec.step()
 
@@ -148,6 +151,25 @@ def test_attention_of_one_function_agrees(tmp_path: Path, level: str, fused: str
 def test_adam_without_decoupled_decay_agrees(tmp_path: Path) -> None:
     diff = compared(tmp_path, transformer(decoupled=False))
     assert diff.same, str(diff)
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.2])
+def test_clipped_before_the_step_and_in_it(tmp_path: Path, limit: float) -> None:
+    """torch clips before the step, Paddle in it; the gradient that the formula is given is recorded of both."""
+    clip = paddle.nn.ClipGradByGlobalNorm(limit)
+    program = transformer()._replace(
+        limit=0.3,
+        paddle_optimizer=lambda model: paddle.optimizer.AdamW(
+            1e-3, beta2=0.99, parameters=model.parameters(), grad_clip=clip
+        ),
+    )
+    diff = compared(tmp_path, program)
+    if limit == program.limit:
+        assert diff.same, str(diff)
+    else:
+        [setting] = diff.setup
+        assert (diff.first.step, diff.first.phase, diff.first.settings) == (0, "update", (setting,))
+        assert "are clipped to a norm of 0.3 in the reference and clipped to a norm of 0.2" in str(setting)
 
 
 @pytest.mark.parametrize("level", ["module", "function"])
@@ -243,6 +265,19 @@ def test_a_weight_that_was_not_transposed_is_suspected_by_its_bits(tmp_path: Pat
     diff = compared(tmp_path, transformer(), fault)
     assert diff.first.site == "h.0.attn.v"
     assert any("has the reference's own bits, though the mapping" in sentence for sentence in diff.first.evidence)
+
+
+def test_labels_in_another_order_are_named(tmp_path: Path) -> None:
+    program = convnet()
+    batches = [(given, np.roll(wanted, 1)) for given, wanted in program.batches]
+    torch.manual_seed(0)
+    model, layer = program.torch_model(), program.paddle_model()
+    astray.load_from(model, layer)
+    run_torch(tmp_path / "torch", program, model)
+    run_paddle(tmp_path / "paddle", program._replace(batches=batches), layer)
+    assert main(["map", str(tmp_path / "torch"), str(tmp_path / "paddle"), "-o", str(tmp_path / "map.yaml")]) == 0
+    diff = astray.compare(tmp_path / "torch", tmp_path / "paddle", mapping=tmp_path / "map.yaml")
+    assert (diff.first.site, diff.first.step, diff.first.path) == ("/cross_entropy", 0, "target")
 
 
 def test_a_rate_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from astray.state.updates import ExpectedUpdate, ParameterState, Updates
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")
 
+from paddle.distributed.fleet.utils import mix_precision_utils  # noqa: E402
+
 Make = Callable[[Any], Any]
 optim, clip, regular = paddle.optimizer, paddle.nn, paddle.regularizer
 is_weight = lambda name: ".w_" in name  # noqa: E731 - the functions that Paddle takes are of this kind
@@ -294,6 +296,26 @@ def test_minimize_is_a_step() -> None:
         loss.backward()
         optimizer.minimize(loss)
     assert [row.verdict for row in watch.updates] == ["right"] * 6
+
+
+@pytest.mark.parametrize("given", ["wrapper", "optimizer"])
+def test_an_optimizer_within_that_of_mixed_precision(given: str) -> None:
+    """It hands the sums in `main_grad` over to the optimizer, whose step it never calls."""
+    model = paddle.nn.Linear(4, 3)
+    mix_precision_utils.MixPrecisionLayer(model, dtype="bfloat16")
+    inner = optim.AdamW(0.1, parameters=model.parameters(), grad_clip=clip.ClipGradByGlobalNorm(1e-2))
+    optimizer = mix_precision_utils.MixPrecisionOptimizer(inner)
+    with astray.state.check_updates(optimizer if given == "wrapper" else inner, model) as checked:
+        for _ in range(2):
+            for _ in range(2):
+                model(paddle.randn([5, 4])).square().mean().backward()
+            gradients = astray.state.from_grad(model)
+            assert np.array_equal(gradients["weight"].numpy(), model.weight.main_grad.numpy())
+            optimizer.step()
+            optimizer.clear_grad()
+    assert {(row.step, row.name, row.verdict) for row in checked.updates} == {
+        (step, name, "right") for step in range(2) for name in ("weight", "bias")
+    }
 
 
 def test_what_has_no_rule_is_said() -> None:

@@ -1,14 +1,29 @@
-"""The sites of optimizers, and of their updates of parameters."""
+"""The sites of optimizers, and of their updates of parameters; optimizers within what wraps them."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from astray.capture.native.core import Site
+
+
+def unwrapped(optimizer: Any) -> Iterator[Any]:
+    """An optimizer, then that which it wraps, as those of `paddle.distributed.fleet` do, and so on."""
+    yield optimizer
+    while "_inner_opt" in getattr(optimizer, "__dict__", ()):
+        optimizer = optimizer._inner_opt
+        yield optimizer
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer itself, within all that is wrapped around it."""
+    *_, innermost = unwrapped(optimizer)
+    return innermost
 
 
 class OptimizerSites:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.optimizer_sites import inner_optimizer
 from astray.errors import StateError
 from astray.state.models import Handle, is_of_paddle
 
@@ -33,17 +34,18 @@ class PaddleModels:
         return shared(name, value)
 
     def gradient(self, parameter: Any) -> Any:
-        return parameter.grad
+        main = getattr(parameter, "main_grad", None)  # what mixed precision of fleet keeps, in float32
+        return parameter.grad if main is None else main
 
     def states(self, optimizer: Any, parameter: Any) -> Mapping[str, Any] | None:
-        return states_of(inner(optimizer), parameter) or None
+        return states_of(inner_optimizer(optimizer), parameter) or None
 
     def has_states(self, optimizer: Any) -> bool:
-        plain = inner(optimizer)
+        plain = inner_optimizer(optimizer)
         return any(plain._accumulators.values()) or bool(plain._master_weights)
 
     def given_to(self, optimizer: Any) -> list[Any]:
-        return [parameter for group in groups_of(inner(optimizer)) for parameter in group["params"]]
+        return [parameter for group in groups_of(inner_optimizer(optimizer)) for parameter in group["params"]]
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         return iter(model.named_sublayers(include_self=True))
@@ -84,13 +86,6 @@ def shared(name: str, value: Any) -> Tensor:
         except (BufferError, RuntimeError, AttributeError, TypeError) as error:
             reason = str(error).partition("\n")[0].strip().rstrip(".")
     raise StateError(f"The numbers of {name!r} cannot be read: {reason}. Leave it out with a pattern.")
-
-
-def inner(optimizer: Any) -> Any:
-    """The optimizer itself, within what `paddle.distributed` wraps around it."""
-    while "_inner_opt" in getattr(optimizer, "__dict__", ()):
-        optimizer = optimizer._inner_opt
-    return optimizer
 
 
 def groups_of(optimizer: Any) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from paddle import nn  # noqa: E402
+from paddle.distributed.fleet.utils import mix_precision_utils  # noqa: E402
 
 import astray  # noqa: E402
 from astray.capture.adapters import discovering_adapter  # noqa: E402
@@ -77,14 +78,114 @@ def test_adam_with_its_state(tmp_path: Path) -> None:
     assert ("state", "state.moment1") not in second  # it is as the last step has left it
 
 
-def test_clipping_comes_after_what_is_seen(tmp_path: Path) -> None:
-    clip = nn.ClipGradByGlobalNorm(1e-3)
-    make = lambda model: paddle.optimizer.SGD(1.0, parameters=model.parameters(), grad_clip=clip)  # noqa: E731
-    run = recorded(tmp_path / "run", make, steps=1)
-    seen = of(run, "weight", 0)
-    assert np.abs(seen["output", "update"]).max() < 2e-3 < np.abs(seen["input", "grad"]).max()
-    notes = {(note.subject, note.site): note.values for note in run.ranks[0].setup}
-    assert notes["optimizer", "SGD/param_groups.0"]["grad_clip"] == "ClipGradByGlobalNorm(clip_norm=0.001)"
+def clipped(clip: Any) -> Any:
+    return lambda model: paddle.optimizer.SGD(1.0, parameters=model.parameters(), grad_clip=clip)
+
+
+def limits(run: Any) -> list[tuple[Any, ...]]:
+    """What the groups of an optimizer clip gradients to."""
+    names = ("clip_grad_norm", "clip_grad_value", "grad_clip")
+    notes = [note.values for note in run.ranks[0].setup if note.subject == "optimizer"]
+    return [tuple(values[name] for name in names) for values in notes]
+
+
+@pytest.mark.parametrize(
+    ("clip", "noted"),
+    [
+        (nn.ClipGradByGlobalNorm(1e-3), (1e-3, "off", "off")),
+        (nn.ClipGradByValue(1e-3), ("off", 1e-3, "off")),
+        (nn.ClipGradByValue(1e-3, -2e-3), ("off", "off", "ClipGradByValue(max=0.001, min=-0.002)")),
+        (nn.ClipGradByNorm(1e-3), ("off", "off", "ClipGradByNorm(clip_norm=0.001)")),
+    ],
+)
+def test_the_gradient_of_an_update_is_the_clipped_one(clip: Any, noted: tuple[Any, ...], tmp_path: Path) -> None:
+    """As in frameworks that clip before the step. That of the backward pass is not clipped."""
+    run = recorded(tmp_path / "run", clipped(clip), steps=1)
+    assert limits(run) == [noted]
+    for site in ("weight", "bias"):
+        seen = of(run, site, 0)
+        [arrived] = [value(run, row) for row in rows(run, site=site, phase="backward")]
+        assert np.abs(seen["input", "grad"]).max() < 2.1e-3 < np.abs(arrived).max()
+        np.testing.assert_allclose(seen["output", "update"], -seen["input", "grad"], atol=1e-7)
+
+
+def test_a_group_may_clip_alone(tmp_path: Path) -> None:
+    clip = nn.ClipGradByNorm(1e-3)
+    groups = lambda model: [{"params": [model.weight], "grad_clip": clip}, {"params": [model.bias]}]  # noqa: E731
+    run = recorded(tmp_path / "run", lambda model: paddle.optimizer.SGD(1.0, parameters=groups(model)), steps=1)
+    assert limits(run) == [("off", "off", "ClipGradByNorm(clip_norm=0.001)"), ("off", "off", "off")]
+    assert np.linalg.norm(of(run, "weight", 0)["input", "grad"]) == pytest.approx(1e-3, rel=1e-4)
+    [arrived] = [value(run, row) for row in rows(run, site="bias", phase="backward")]
+    np.testing.assert_array_equal(of(run, "bias", 0)["input", "grad"], arrived)
+
+
+def test_a_limit_that_the_step_does_not_use(tmp_path: Path) -> None:
+    """LBFGS takes one, and clips nothing."""
+    model, x = line()
+    optimizer = paddle.optimizer.LBFGS(
+        0.1, max_iter=1, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(1e-3)
+    )
+
+    def closure() -> Any:
+        optimizer.clear_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with astray.record(tmp_path / "run", model, keep="tensors", optimizer="gradient") as recorder:
+        closure()
+        optimizer.step(closure)
+        recorder.step()
+    assert np.abs(of(astray.open(tmp_path / "run"), "weight", 0)["input", "grad"]).max() > 2e-3
+
+
+def test_optimizers_within_those_of_fleet(tmp_path: Path) -> None:
+    """They hand the gradients that mixed precision keeps to the optimizer by themselves, and never call its step."""
+
+    def make(model: Any) -> Any:
+        mix_precision_utils.MixPrecisionLayer(model, dtype="bfloat16")
+        clip = nn.ClipGradByGlobalNorm(1e-3)
+        inner = paddle.optimizer.AdamW(0.1, parameters=model.parameters(), grad_clip=clip)
+        return mix_precision_utils.MixPrecisionOptimizer(inner)
+
+    run = recorded(tmp_path / "run", make)
+    assert limits(run) == [(1e-3, "off", "off")]
+    for step in range(2):
+        parts = [of(run, site, step) for site in ("weight", "bias")]
+        assert np.sqrt(sum((part["input", "grad"] ** 2).sum() for part in parts)) == pytest.approx(1e-3, rel=1e-4)
+        assert all(np.abs(part["output", "update"]).max() > 0.05 for part in parts)
+    assert {row["type"] for row in rows(run, phase="update")} == {"AdamW"}
+
+
+class HandsOver:
+    """What wraps an optimizer in a way that is not known."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        gradients = [(each, each._grad_ivar()) for each in self.optimizer._parameter_list]
+        self.optimizer._apply_optimize(loss=None, startup_program=None, params_grads=gradients)
+
+    def clear_grad(self) -> None:
+        self.optimizer.clear_grad()
+
+
+@pytest.mark.parametrize("kind", [HandsOver, mix_precision_utils.MixPrecisionOptimizer])
+def test_steps_end_where_a_wrapper_steps(kind: Any, tmp_path: Path) -> None:
+    paddle.seed(0)
+    model = nn.Linear(3, 2)
+    if kind is not HandsOver:
+        mix_precision_utils.MixPrecisionLayer(model, dtype="bfloat16")
+    optimizer = kind(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+    with BaseRecorder.discovering(tmp_path / "run", discovering_adapter("paddle"), level="module", optimizer="weight"):
+        for _ in range(3):
+            for _ in range(2):
+                model(paddle.ones([2, 3])).sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    found = rows(astray.open(tmp_path / "run"), site="weight", phase="update", path="weight", role="output")
+    assert [row["step"] for row in found] == [0, 1, 2]
 
 
 def test_groups_and_frozen_parameters(tmp_path: Path) -> None:

@@ -392,3 +392,29 @@ def test_limits_of_clipping_are_settings_of_the_optimizer(tmp_path: Path) -> Non
     notes = {(note.subject, note.site): note.values for note in astray.open(tmp_path / "run").ranks[0].setup}
     group = notes["optimizer", "SGD/param_groups.0"]
     assert (group["clip_grad_norm"], group["clip_grad_value"]) == (0.25, "off")
+
+
+def test_a_number_that_is_read_is_no_call(tmp_path: Path) -> None:
+    """It would begin a step of its own after the last one has ended."""
+    model = two_layers()
+    with astray.record(tmp_path / "run", model, level="module,function") as recorder:
+        loss = model(paddle.randn([3, 4])).sum()
+        recorder.step()
+        assert loss.item() == float(loss)
+    assert astray.open(tmp_path / "run").steps == [0]
+
+
+def test_what_works_with_pytorch_alone_is_refused(tmp_path: Path) -> None:
+    model = two_layers()
+    with pytest.raises(astray.errors.RecordError, match=r"perturb= works with PyTorch so far"):
+        astray.record(tmp_path / "run", model, perturb=True)
+    assert not (tmp_path / "run").exists()
+    with (
+        pytest.raises(astray.errors.UsageError, match="a layer of Paddle"),
+        astray.experiment.swap(model, "0", to="float64"),
+    ):
+        pass
+    with astray.record(tmp_path / "run", model, keep="tensors"):
+        model(paddle.randn([3, 4]))
+    with pytest.raises(astray.errors.RunError, match="only calls of PyTorch can be replayed"):
+        astray.open(tmp_path / "run").replay()

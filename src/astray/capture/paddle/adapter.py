@@ -33,6 +33,7 @@ from astray.capture.paddle.tensors import PaddleReader
 from astray.capture.paddle.unobserved import Unobserved
 from astray.capture.saved_values import SavedValues
 from astray.capture.settings import Settings
+from astray.errors import RecordError
 from astray.records import Spelling
 
 
@@ -85,6 +86,11 @@ class PaddleAdapter:
         return distributed.get_rank(), distributed.get_world_size()
 
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
+        if engine.settings.perturb is not None:  # as a noise run it would say that nothing rounds
+            raise RecordError(
+                "perturb= works with PyTorch so far, and this is a program of Paddle. Leave it out; a recording with "
+                "another number of threads, or from another device, can be the noise run too."
+            )
         self._engine = engine
         self._gradients = _paddle.LiveGradients(engine)
         everything = self._models is None
@@ -126,8 +132,6 @@ class PaddleAdapter:
         self._functions.use(Catalogue(settings.functions) if "function" in settings.level else None)
         if "op" in settings.level:
             self._engine.missed("calls of ops", 'Paddle\'s functions are its ops: level="function" has them')
-        if settings.perturb is not None:
-            self._engine.missed("perturbed inputs", "perturb= works with PyTorch only")
         self.update_hooks()
 
     def update_hooks(self) -> None:

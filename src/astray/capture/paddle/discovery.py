@@ -19,6 +19,7 @@ from paddle import distributed, nn
 
 from astray.capture.children import note_fork
 from astray.capture.engine import Engine
+from astray.capture.optimizer_sites import inner_optimizer
 from astray.capture.paddle.calls.layers import LayerCapture
 from astray.capture.paddle.calls.wrappers import has_parameters, is_static, type_name
 from astray.capture.paddle.setup_capture import note_scaler
@@ -182,7 +183,7 @@ def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Calla
         finally:
             detector.in_scaler = False
         if detector.steps_seen() == before:
-            detector.skipped(getattr(optimizer, "_inner_opt", optimizer))  # of a wrapper, the one that it wraps
+            detector.skipped(inner_optimizer(optimizer))
         return result
 
     return step

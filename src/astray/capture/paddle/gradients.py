@@ -1,8 +1,9 @@
 """Records the gradients of parameters, each time a backward pass has brought them one.
 
 A row `grad` holds what has accumulated so far; it is read when the backward pass is over, since Paddle runs no hook
-between. Of one rank of several the first gradient is read as it arrives: it is this rank's own. Where there was a
-gradient already, a row `added` holds what this backward pass alone brought. So it does where mixed precision adds up in
+between. By then the ranks of a DataParallel have averaged theirs, so one of several ranks adds up its own as they
+arrive. Where there was a gradient already, a row `added` holds what this backward pass alone brought. So it does where
+mixed precision adds up in
 `main_grad`, in float32: its hook clears the gradient, whose memory is kept until ours has read it (`ClearedGradients`).
 The gradients of calls are recorded natively: native/live_gradients.h.
 """
@@ -106,7 +107,12 @@ class ParameterCapture:
                     )
             elif not self.sums or has_main_gradient or _has_gradient(parameter):
                 watched.seq = self._record(watched, "added", gradient)
-            elif _is_rank():  # when the backward pass is over, DataParallel has summed it over the ranks
+                own = self._own_sum(parameter, gradient) if self.sums and not has_main_gradient else None
+                if own is not None:
+                    self._record(watched, "grad", own)
+                    watched.seq = None
+                    return
+            elif _is_rank():
                 self._record(watched, "grad", gradient)
                 return
             if self.sums:
@@ -116,6 +122,14 @@ class ParameterCapture:
                     self._waiting.append(watched)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"the gradient of {watched.site.name}", error)
+
+    def _own_sum(self, parameter: paddle.Tensor, gradient: paddle.Tensor) -> paddle.Tensor | None:
+        """What this gradient makes of the one before, on one rank of several; None where Paddle's own sum is read."""
+        before = accumulated_gradient(parameter)
+        if not _is_rank() or before is None or before.is_selected_rows() or gradient.is_selected_rows():
+            return None
+        with Unobserved():
+            return before + gradient
 
     def _backward_ended(self) -> None:
         """Everything has accumulated: by a backward pass, or by one inside it, such as of recompute."""

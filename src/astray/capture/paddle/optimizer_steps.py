@@ -1,11 +1,11 @@
 """Records what an optimizer does to each parameter: the gradient it was given, its state, the update and the weight.
 
 Each `step()` is a call of the optimizer (`AdamW`, a second one `AdamW#2`, in the order of their first steps), and in it
-each parameter is a call at its own site. Inputs are observed immediately before the step; Paddle clips gradients inside
-it, so these are not clipped yet. Results are observed immediately after it.
+each parameter is a call at its own site. Inputs are observed immediately before the step, results immediately after it.
+Only gradients that Paddle clips are observed inside of it, when that is done: other frameworks clip before the step.
 
-Paddle's optimizers have no hooks, so `step` and `minimize` are replaced while a recording runs, in every class that has
-one of its own.
+Paddle's optimizers have no hooks, so their methods are replaced while a recording runs, in every class that has one of
+its own. Wrappers of fleet step by a method of their own, and are recorded as the optimizer that they wrap.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from paddle.optimizer import Optimizer
 
 from astray.capture.engine import Engine
 from astray.capture.observer import NO_ROW
-from astray.capture.optimizer_sites import OptimizerSites
+from astray.capture.optimizer_sites import OptimizerSites, inner_optimizer
 from astray.capture.paddle.calls.flattening import flattener
+from astray.capture.paddle.calls.wrappers import optimizer_wrappers
 from astray.capture.paddle.gradients import ParameterCapture
 from astray.capture.paddle.native.core import OpenCall, _paddle
 from astray.capture.paddle.setup_capture import SetupCapture, groups
@@ -31,7 +32,11 @@ from astray.capture.paddle.tensors import parts_of
 from astray.capture.paddle.unobserved import Unobserved
 from astray.capture.patched_function import PatchedFunction
 
-_METHODS = ("step", "minimize")
+_METHODS = ("step", "minimize", "_apply_optimize")
+"""Each is a step, unless it runs within another. A wrapper that is not known calls the last of them."""
+
+_HANDED_OVER = "append_regularization_ops"
+"""What every step calls with its gradients once they are clipped."""
 
 KnownStates = dict[str, list[Any]]
 """The state of each parameter when it was last observed, by the parameter's name."""
@@ -61,7 +66,7 @@ class OptimizerCapture:
         self._flat = flattener()
         self._sites = OptimizerSites(_paddle)
         self._known_states: KnownStates = {}
-        self._running: set[int] = set()  # optimizers that step: a step may call that of its parent class
+        self._running: dict[int, _Step | None] = {}  # optimizers that step: a step may call that of its parent class
         self.steps = 0  # how many there were, recorded or not
         self._patched: set[type] = set()
         self._patches: list[PatchedFunction] = []
@@ -69,12 +74,13 @@ class OptimizerCapture:
 
     def patch_new_classes(self) -> None:
         """Replaces the methods of classes that were defined since the last call."""
-        for kind in _subclasses(Optimizer):
+        for kind in (*_subclasses(Optimizer), *optimizer_wrappers()):
             if kind not in self._patched:
                 self._patched.add(kind)
-                for name in _METHODS:
+                for name in (*_METHODS, _HANDED_OVER):
                     if name in vars(kind):
-                        self._patches.append(PatchedFunction(kind, name, functools.partial(_wrap, self)))
+                        wrap = _wrap_handed_over if name == _HANDED_OVER else _wrap
+                        self._patches.append(PatchedFunction(kind, name, functools.partial(wrap, self)))
 
     def remove(self) -> None:
         for patch in self._patches:
@@ -83,26 +89,39 @@ class OptimizerCapture:
         self._patched.clear()
 
     def run(self, optimizer: Any, step: Callable[[], Any], frame: FrameType) -> Any:
-        """An optimizer steps."""
-        engine = self._engine
+        """An optimizer steps, or what wraps one."""
+        engine, optimizer = self._engine, inner_optimizer(optimizer)
         if id(optimizer) in self._running or not engine.in_own_process:
             return step()
-        self._running.add(id(optimizer))
-        recorded: _Step | None = None
+        self._running[id(optimizer)] = recorded = None
         try:
-            recorded = self._before(optimizer, frame)
+            self._running[id(optimizer)] = recorded = self._before(optimizer, frame)
             result = step()
         except BaseException:
             if recorded is not None:
                 engine.leave(recorded.call)
             raise
         finally:
-            self._running.discard(id(optimizer))
+            self._running.pop(id(optimizer), None)
             engine.tensors.forget()  # weights have changed, without raising their versions
         self._after(optimizer, recorded)
         self.steps += 1
         self._stepped(optimizer)
         return result
+
+    def handed_over(self, optimizer: Any, gradients: Any) -> None:
+        """A step that runs has clipped these gradients, those of one group, and applies them now."""
+        step = self._running.get(id(optimizer))
+        if step is None or not step.clips:
+            return
+        try:
+            clipped = {id(parameter): gradient for parameter, gradient in gradients}
+            with Unobserved():
+                for update in step.updates:
+                    if update.parameter_id in clipped:
+                        update.observe_gradient(clipped[update.parameter_id])
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self._engine.failed(f"the clipped gradients of {type(optimizer).__name__}", error)
 
     # -- before and after ----------------------------------------------------------------------------------------
 
@@ -130,7 +149,7 @@ class OptimizerCapture:
         wanted = engine.settings.optimizer - {"calls"}
         call = engine.enter(self._sites.of(label, kind), frame, phase="update", micro=0, row=bool(wanted))
         call.runs_inner = False
-        step = _Step(call, wanted, [])
+        step = _Step(call, clips(optimizer), [])
         if not wanted:
             return step
         seq = call.seq
@@ -151,6 +170,8 @@ class OptimizerCapture:
                     step.updates.append(_Update(engine, optimizer, parameter, name, row, wanted))
         with Unobserved():
             for update in step.updates:
+                if not step.clips:
+                    update.observe_gradient()
                 update.observe_before(self._known_states)
         return step
 
@@ -177,13 +198,13 @@ class OptimizerCapture:
 
 
 class _Step:
-    """A running step."""
+    """A running step. clips: whether it clips the gradients itself."""
 
-    __slots__ = ("call", "updates", "wanted")
+    __slots__ = ("call", "clips", "updates")
 
-    def __init__(self, call: OpenCall, wanted: frozenset[str], updates: list[_Update]) -> None:
+    def __init__(self, call: OpenCall, clips: bool, updates: list[_Update]) -> None:
         self.call = call
-        self.wanted = wanted
+        self.clips = clips
         self.updates = updates
 
 
@@ -194,7 +215,7 @@ class _Update:
     update, is dropped with it.
     """
 
-    __slots__ = ("_before", "_engine", "_name", "_optimizer", "_parameter", "_seq", "_wanted")
+    __slots__ = ("_before", "_engine", "_name", "_optimizer", "_parameter", "_seen_gradient", "_seq", "_wanted")
 
     def __init__(
         self, engine: Engine, optimizer: Any, parameter: paddle.Tensor, name: str, seq: int, wanted: frozenset[str]
@@ -206,16 +227,23 @@ class _Update:
         self._seq = seq
         self._wanted = wanted
         self._before: paddle.Tensor | None = None
+        self._seen_gradient = False
 
-    def observe_before(self, known: KnownStates) -> None:
-        """The values that the step starts from."""
-        parameter = self._parameter
-        gradient = parameter._grad_ivar()
-        if gradient is None:
-            gradient = getattr(parameter, "main_grad", None)
+    @property
+    def parameter_id(self) -> int:
+        return id(self._parameter)
+
+    def observe_gradient(self, gradient: paddle.Tensor | None = None) -> None:
+        """The gradient that the step applies: this one, or that of the parameter."""
+        gradient = self._gradient() if gradient is None else gradient
         if gradient is not None and "gradient" in self._wanted:
+            self._seen_gradient = True
             for path, part in parts_of("grad", gradient):
                 self._observe("input", path, part)
+
+    def observe_before(self, known: KnownStates) -> None:
+        """The other values that the step starts from."""
+        parameter = self._parameter
         if self._wanted & {"weight", "update"}:
             self._observe("parameter", "weight", parameter)
         if "state" in self._wanted:
@@ -223,7 +251,7 @@ class _Update:
             if known.get(self._name) != _identities(state):
                 for path, tensor in state:  # not as the last step that was seen has left it
                     self._observe("state", path, tensor)
-        if "update" in self._wanted and gradient is not None:
+        if "update" in self._wanted and self._gradient() is not None:
             if parameter.is_floating_point() or parameter.is_complex():
                 self._before = self._weight().clone()
             else:
@@ -231,6 +259,8 @@ class _Update:
 
     def observe_after(self, known: KnownStates) -> None:
         """In the order in which they are computed: a wrong state makes a wrong update, and that a wrong weight."""
+        if not self._seen_gradient:  # the step has clipped nothing after all, as that of LBFGS
+            self.observe_gradient()
         if "state" in self._wanted:
             state = state_of(self._optimizer, self._parameter)
             for path, tensor in state:
@@ -241,6 +271,11 @@ class _Update:
             self._before = None
         if "weight" in self._wanted:
             self._observe("output", "weight", self._parameter)
+
+    def _gradient(self) -> paddle.Tensor | None:
+        """What the parameter has accumulated, where the step looks for it: first in what mixed precision keeps."""
+        main = getattr(self._parameter, "main_grad", None)
+        return self._parameter._grad_ivar() if main is None else main
 
     def _weight(self) -> paddle.Tensor:
         return self._parameter.detach()
@@ -277,6 +312,13 @@ def difference(after: paddle.Tensor, before: paddle.Tensor) -> paddle.Tensor:
     return after - before
 
 
+def clips(optimizer: Any) -> bool:
+    """Whether the optimizer itself clips gradients, all of them or those of a group."""
+    listed = optimizer._param_groups or []
+    own = [group.get("grad_clip") for group in listed if isinstance(group, dict)]
+    return any(clip is not None for clip in (optimizer._grad_clip, *own))
+
+
 def _identities(state: list[tuple[str, paddle.Tensor]]) -> list[Any]:
     """Keys that are equal as long as the state is made of the same tensors."""
     return [(path, id(tensor)) for path, tensor in state]
@@ -298,5 +340,16 @@ def _wrap(capture: OptimizerCapture, method: Callable[..., Any]) -> Callable[...
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         return capture.run(self, functools.partial(method, self, *args, **kwargs), sys._getframe(0))
+
+    return wrapper
+
+
+def _wrap_handed_over(capture: OptimizerCapture, regularise: Callable[..., Any]) -> Callable[..., Any]:
+    """The method to which a step hands its gradients, after `capture` has seen them."""
+
+    @functools.wraps(regularise)
+    def wrapper(self: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        capture.handed_over(self, gradients)
+        return regularise(self, gradients, *args, **kwargs)
 
     return wrapper

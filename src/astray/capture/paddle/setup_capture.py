@@ -9,6 +9,7 @@ import paddle
 from paddle import nn
 
 from astray.capture import setup_notes
+from astray.capture.clipping import CLIPPING_SETTINGS, OFF
 from astray.capture.engine import Engine
 from astray.capture.module_settings import MOST_ATTRIBUTES, plain_attributes
 from astray.capture.paddle import paddle_flags
@@ -45,7 +46,8 @@ class SetupCapture(SetupNotes[Chain]):
         """An optimizer is about to step. `name` returns the name of a parameter."""
         for number, (settings, parameters) in enumerate(groups(optimizer)):
             site = f"{label}/param_groups.{number}"
-            noted = {"class": type(optimizer).__name__, **settings, **self._clipping.of(parameters)}
+            limits = self._clipping.of(parameters)  # by functions before the step; in it the optimizer clips once more
+            noted = {"class": type(optimizer).__name__, **limits, **settings}
             noted["parameters"] = [name(parameter) or f"{site}.{at}" for at, parameter in enumerate(parameters)]
             if self._optimizers.get(site) != noted:
                 self._optimizers[site] = noted
@@ -116,11 +118,14 @@ def groups(optimizer: Any) -> list[tuple[dict[str, Any], list[paddle.Tensor]]]:
         if noted is not NOT_PLAIN and not isinstance(noted, list):
             common[name.strip("_")] = noted
     common["regularization"] = _regularization(optimizer)
-    common["grad_clip"] = _clipping(optimizer)
+    clip = optimizer._grad_clip
     listed = optimizer._param_groups or []
     if not listed or not isinstance(listed[0], dict):
-        return [(common, list(listed))]
-    return [({**common, **_plain_of(group)}, list(group["params"])) for group in listed]
+        return [({**common, **_clipping(clip)}, list(listed))]
+    return [
+        ({**common, **_plain_of(group), **_clipping(group.get("grad_clip", clip))}, list(group["params"]))
+        for group in listed
+    ]
 
 
 def _plain_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +141,19 @@ def _regularization(optimizer: Any) -> Any:
     return f"{type(decay).__name__}({plain(getattr(decay, '_coeff', getattr(decay, '_regularization_coeff', None)))})"
 
 
-def _clipping(optimizer: Any) -> Any:
-    """How gradients are clipped inside the step: the class and its limits."""
-    clip = getattr(optimizer, "_grad_clip", None)
+def _clipping(clip: Any) -> dict[str, Any]:
+    """How an optimizer clips gradients in its steps: in the words of functions that clip, if one of them does the same.
+
+    In `grad_clip` stands what none of them does.
+    """
+    clip = getattr(clip, "_clip", clip)  # within that of parallel programs
+    norm, value = CLIPPING_SETTINGS
     if clip is None:
-        return "off"
+        return {"grad_clip": OFF}
+    if isinstance(clip, nn.ClipGradByGlobalNorm):
+        return {"grad_clip": OFF, norm: float(clip.clip_norm)}
+    if isinstance(clip, nn.ClipGradByValue) and clip.min == -clip.max:
+        return {"grad_clip": OFF, value: float(clip.max)}
     limits = {name: value for name, value in vars(clip).items() if type(value) in (int, float)}
     shown = ", ".join(f"{name}={value}" for name, value in limits.items())
-    return f"{type(clip).__name__}({shown})"
+    return {"grad_clip": f"{type(clip).__name__}({shown})"}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from astray.capture.optimizer_sites import unwrapped
 from astray.errors import UsageError
 from astray.state.models import Handle, is_of_paddle
 from astray.state.updates.rules import Rule
@@ -71,7 +72,7 @@ class OptimizerSteps(Protocol):
 
 def steps_of(optimizer: Any) -> OptimizerSteps:
     """The steps of an optimizer of torch or Paddle."""
-    if is_of_paddle(getattr(optimizer, "_inner_opt", optimizer), "optimizer.Optimizer"):
+    if any(is_of_paddle(one, "optimizer.Optimizer") for one in unwrapped(optimizer)):
         from astray.state.updates.paddle_steps import PaddleSteps
 
         return PaddleSteps(optimizer)

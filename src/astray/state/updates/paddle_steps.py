@@ -1,7 +1,7 @@
 """Paddle's optimizers, as the check of updates needs them.
 
-They have no hooks, so `step` and `minimize` are shadowed on the optimizer that is watched, and so is the method to
-which each of them hands its gradients once they are clipped. What is checked is what becomes of these.
+They have no hooks, so the methods that step are shadowed on the optimizer that is watched and on what wraps it, and so
+is the method to which each of them hands its gradients once they are clipped. What is checked is what becomes of these.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from astray.capture.optimizer_sites import inner_optimizer, unwrapped
 from astray.errors import StateError
 from astray.state.models import Handle, is_of_paddle
-from astray.state.paddle_models import MASTER, groups_of, inner, shared, states_of
+from astray.state.paddle_models import MASTER, groups_of, shared, states_of
 from astray.state.updates.paddle_rules import RULES
 from astray.state.updates.rules import NoRuleError, Rule, rule_of
 
@@ -34,7 +35,9 @@ SETTINGS = {
 }
 """Settings of a group, or of the whole optimizer, whose attributes these are."""
 
-_STEPS = ("step", "minimize")
+_STEPS = ("step", "minimize", "_apply_optimize")
+"""Each is a step, unless it runs within another. A wrapper may call the last of them alone."""
+
 _GRADIENTS = "append_regularization_ops"
 
 
@@ -42,7 +45,8 @@ class PaddleSteps:
     """The steps of an optimizer of Paddle."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = inner(optimizer)
+        self._optimizer = inner_optimizer(optimizer)
+        self._wrappers = [one for one in unwrapped(optimizer) if one is not self._optimizer]
         self.kind = type(self._optimizer).__name__
         self._within = False
         self._gradients: dict[int, Any] = {}  # by the id of the parameter
@@ -83,6 +87,7 @@ class PaddleSteps:
             return regularise(pairs, *args, **kwargs)
 
         return [
+            *(_Shadow(one, name, around) for one in self._wrappers for name in _STEPS if hasattr(type(one), name)),
             *(_Shadow(self._optimizer, name, around) for name in _STEPS),
             _Shadow(self._optimizer, _GRADIENTS, clipped),
         ]

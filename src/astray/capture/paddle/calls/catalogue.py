@@ -48,7 +48,6 @@ METHODS = {
     "clone": "clone",
     "contiguous": "contiguous",
     "_getitem_dygraph": "getitem",
-    "_getitem_from_offset": "getitem",
     "_setitem_dygraph": "setitem",
 }
 """Other methods of tensors that are implemented there, and what they are called in sites."""

@@ -1,4 +1,4 @@
-"""Sees through what wraps a layer, so that a site is called the same with and without DataParallel.
+"""Sees through what wraps a layer or an optimizer, so that a site is called the same with and without DataParallel.
 
 A wrapper is recognised by its class, never by the name of its child alone: a layer of the user's own may have a child
 called `_layers`.
@@ -6,6 +6,7 @@ called `_layers`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -106,3 +107,22 @@ def children(layer: nn.Layer) -> list[Any]:
 def has_same_children(layer: nn.Layer, known: list[Any]) -> bool:
     """Whether no layer was added, replaced or removed since."""
     return same(known, children(layer))
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+_FLEET = "paddle.distributed.fleet"
+_OPTIMIZER_WRAPPERS = (
+    (f"{_FLEET}.utils.mix_precision_utils", "MixPrecisionOptimizer"),
+    (f"{_FLEET}.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer", "DygraphShardingOptimizer"),
+    (f"{_FLEET}.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer", "DygraphShardingOptimizerV2"),
+)
+"""What has a step of its own, in which it hands gradients to the optimizer that it wraps, whose step it never calls."""
+
+
+def optimizer_wrappers() -> Iterator[type]:
+    """The classes of wrappers that step in place of the optimizer, as far as they have been imported."""
+    for module, name in _OPTIMIZER_WRAPPERS:
+        found = getattr(sys.modules.get(module), name, None)
+        if found is not None:
+            yield found
