@@ -52,6 +52,7 @@ class SetupCapture(SetupNotes[Chain]):
         super().__init__(engine, "torch", torch_flags, describer, chains, site, DisableTorchFunction)
         self._groups: dict[tuple[str, int], _ParameterGroup] = {}
         self._clipping = Clipping(engine)
+        self._ended_swaps: dict[str, int] = {}  # sites that are as the program has them again, from a step on
         self._writes = writes
 
     def start(self, *, seeded: bool) -> None:
@@ -60,11 +61,24 @@ class SetupCapture(SetupNotes[Chain]):
 
     def stop(self) -> None:
         active_swaps.stop_listening(self)
+        for site, step in self._ended_swaps.items():
+            if step <= self._engine.step:
+                self._engine.setup.note(step, "swap", site, {"to": None})
         self._clipping.remove()
 
     def swapped(self, site: str, to: str | None) -> None:
-        """A part of the program runs elsewhere from now on; None: as the program has it."""
-        self._note("swap", site, {"to": to})
+        """A part of the program runs elsewhere from now on; None: as the program has it.
+
+        A step that had begun counts as swapped: the next one may have swapped it again before it calls anything.
+        """
+        step = self._engine.step
+        ended = self._ended_swaps.pop(site, None)
+        if to is None:
+            self._ended_swaps[site] = step + 1 if self._step == step else step
+            return
+        if ended is not None and ended < step:
+            self._engine.setup.note(ended, "swap", site, {"to": None})
+        self._engine.setup.note(step, "swap", site, {"to": to})
 
     def swap_unused(self, what: str, why: str) -> None:
         self._engine.missed(what, why)

@@ -174,7 +174,7 @@ def effect_of(finding: Finding) -> Effect:
             return "none known"
         in_one_run = ABSENT in (finding.reference, finding.candidate)
         return "none known" if in_one_run and subject == "module" and name != "class" else "changes results"
-    if subject in ("process", "seed") or (subject == "swap" and _is_a_callable(finding)):
+    if subject in ("process", "seed", "graft") or (subject == "swap" and _is_a_callable(finding)):
         return "changes results"
     return "changes rounding"
 

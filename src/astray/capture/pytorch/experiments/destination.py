@@ -7,10 +7,12 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 
+from astray.capture.pytorch.calls.catalogue import full_name
 from astray.capture.pytorch.experiments.round_trip import RoundTrip
 from astray.capture.pytorch.experiments.swap_words import (
     EAGER,
@@ -118,7 +120,7 @@ class Destination:
 
     def _text(self) -> str:
         if self._replacement is not None:
-            return self._replacement if isinstance(self._replacement, str) else _name(self._replacement)
+            return self._replacement if isinstance(self._replacement, str) else name_of(self._replacement)
         if self.is_eager:
             return EAGER
         words = [str(part).removeprefix("torch.") for part in (self.device, self.dtype) if part is not None]
@@ -153,6 +155,9 @@ def _imported(name: str) -> Callable[..., Any]:
     raise UsageError(f"There is no module {parts[0]}, which {name} should be in. It is looked for where Python looks.")
 
 
-def _name(replacement: Any) -> str:
-    own = getattr(replacement, "__qualname__", None) or type(replacement).__qualname__
-    return f"{getattr(replacement, '__module__', None) or type(replacement).__module__}.{own}"
+def name_of(value: Any) -> str:
+    """The dotted name of a callable; of an object that can be called, that of its class."""
+    if isinstance(value, BuiltinFunctionType):
+        return full_name(value)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -149,7 +149,7 @@ class Grafts:
 
     def _replace_inputs(self, grafted: _GraftedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         grafted.given = args, kwargs
-        if not grafted.has(False, "input"):
+        if not grafted.has(False, "input") or grafted.is_view_of_op:
             return None
         replacing = _Replacing(self._inputs_of(grafted), partial(self._replaced, grafted, "input"))
         now = mapped(args, replacing.of), mapped(kwargs, replacing.of)
@@ -206,7 +206,7 @@ class Grafts:
         """What takes the place of a tensor: the run's values, with the gradient going on to the tensor."""
         row = grafted.rows.get(Place(False, role, path))
         if row is not None and role == "output" and grafted.is_view_of_op:
-            row.graft.refused("it is a view, and an op has to return it as one")
+            row.graft.refused(row.number, "it is a view, and an op has to return it as one")
             return tensor
         values = None if row is None else self._values(grafted.call, row, tensor)
         return tensor if values is None else _with_gradient(tensor, values, connected=not grafted.is_op)
@@ -227,7 +227,7 @@ class Grafts:
         try:
             _check_replaceable(tensor)
         except CannotGraftError as error:
-            row.graft.refused(str(error))
+            row.graft.refused(row.number, str(error))
             return tensor
         copy: Tensor = _SentGradient.apply(tensor, self._gradient_of(grafted, row))  # type: ignore[no-untyped-call]
         return copy
@@ -251,7 +251,7 @@ class Grafts:
         try:
             return row.graft.values(row.number, tensor, counts=not call.recompute)
         except (CannotGraftError, NotKeptError) as error:
-            row.graft.refused(str(error))
+            row.graft.refused(row.number, str(error))
             return None
 
 
@@ -319,7 +319,8 @@ class _Applied:
         self.tensors += 1
         self.differed += differs
 
-    def refused(self, why: str) -> None:
+    def refused(self, row: int, why: str) -> None:
+        self._taken.add(row)
         self._refused[why] += 1
         self._engine.missed(f"the graft of {self._graft.where}", why)
 

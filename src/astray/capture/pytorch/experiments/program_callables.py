@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from astray.capture.pytorch.experiments.destination import name_of
 from astray.capture.pytorch.experiments.swapped_calls import (
     CallableLayer,
     Layer,
@@ -66,7 +67,7 @@ def why_not_found(name: str) -> str | None:
         for place, part in enumerate(parts[end:], end):
             found = _attribute(owner, [part])
             if found is None:
-                near = get_close_matches(part, vars(owner), n=1)
+                near = get_close_matches(part, getattr(owner, "__dict__", {}), n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 return f"{'.'.join(parts[:place])} has no {part}.{hint}"
             owner = found.value
@@ -102,7 +103,7 @@ def layers_of_object(use: Use, what: Any, name: str | None = None) -> tuple[str,
         instance = None if isinstance(what.__self__, type) else what.__self__
     elif (call := _call_method(what)) is not None:
         function, instance = call, what
-    name = name or f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', '?')}"
+    name = name or name_of(function)
     _check(name, what if isinstance(what, type) else function)
     if isinstance(function, FunctionType):
         return name, [(function_place(function), CallableLayer(use, name, function, instance))]

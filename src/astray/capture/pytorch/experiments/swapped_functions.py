@@ -39,9 +39,12 @@ _MOST_NODES = 100_000  # swapped ops whose backward may still come; a training s
 
 
 class FunctionChoice:
-    """Which calls of a function or op are swapped. `modules`: the sites they are swapped in; "" is outside of all."""
+    """Which calls of a function or op are swapped. `modules`: the sites they are swapped in; "" is outside of all.
 
-    def __init__(self, use: Use, name: str, sites: ModuleSites, modules: set[str]) -> None:
+    `sites` are those of all modules; None where no model was given, and every module is inside.
+    """
+
+    def __init__(self, use: Use, name: str, sites: ModuleSites | None, modules: set[str]) -> None:
         self.use = use
         self.name = name
         self._sites = sites
@@ -69,10 +72,12 @@ def _name(func: Any) -> str | None:
     return short_name(full_name(func))
 
 
-def _innermost(sites: ModuleSites, frame: FrameType | None) -> str:
-    """The site of the innermost module that runs; empty outside of all."""
+def _innermost(sites: ModuleSites | None, frame: FrameType | None) -> str | None:
+    """The site of the innermost module that runs and has one; empty outside of all."""
     while frame is not None:
         if frame.f_code is _CALL:
+            if sites is None:
+                return None
             site = sites.get(frame.f_locals["self"])
             if site is not None:
                 return site

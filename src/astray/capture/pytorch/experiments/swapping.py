@@ -85,7 +85,7 @@ class Swap:
     `text` is what it was called. `is_found`: whether there is anything of that name.
     """
 
-    def __init__(self, what: Any, destination: Destination, sites: ModuleSites) -> None:
+    def __init__(self, what: Any, destination: Destination, sites: ModuleSites | None) -> None:
         if not isinstance(what, str | re.Pattern | nn.Module) and not callable(what):
             raise UsageError(
                 f"what={what!r} is nothing that can be swapped. It is a site such as 'h.2.attn', a regular expression "
@@ -129,7 +129,7 @@ class Swap:
         if self._pattern is not None:
             self._begin_functions(self._pattern)
         elif isinstance(self._what, nn.Module):
-            site = self._sites.get(self._what, type(self._what).__name__)
+            site = (self._sites and self._sites.get(self._what)) or type(self._what).__name__
             self.text = site
             self._swap_module(site, self._what)
         elif not self.text:
@@ -228,11 +228,13 @@ class Swap:
             self._ending.callback(active_swaps.end, site, self.destination.text)
 
 
-def _modules_of(model: Any) -> tuple[dict[str, nn.Module], ModuleSites]:
-    """The modules of a model, or of a dict of them, by their sites; and the site of each."""
+def _modules_of(model: Any) -> tuple[dict[str, nn.Module], ModuleSites | None]:
+    """The modules of a model, or of a dict of them, by their sites; and the site of each. None: no model."""
+    if model is None:
+        return {}, None
     names: dict[str, nn.Module] = {}
     sites: ModuleSites = ModuleSites()
-    for label, root in (model if isinstance(model, Mapping) else {"": model}).items() if model is not None else ():
+    for label, root in (model if isinstance(model, Mapping) else {"": model}).items():
         if not isinstance(root, nn.Module):
             raise UsageError(
                 f"{type(root).__name__} is not a torch.nn.Module. Give swap() a module, a dict of them, or None."
