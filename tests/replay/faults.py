@@ -136,6 +136,14 @@ def truncated(result: torch.Tensor, _: Any, bias: Any, left: Any, right: Any) ->
     return (exact.view(torch.int32) & ~0xFFFF).view(torch.float32).to(result.dtype)
 
 
+def mean_of_fewer(result: Any, _: Any, given: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """A mean that ends one element too early."""
+    wide = given.double()
+    centred = wide - wide[..., :-1].mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return (scaled * weight + bias).to(given.dtype), *result[1:]
+
+
 FIRST_HALF = {
     "narrow sums": Fault("addmm.default", 3, narrow_sums, "h.0.shrink/linear"),
     "wrong tile": Fault("addmm.default", 2, wrong_tile, "h.0.expand/linear"),
@@ -160,5 +168,15 @@ SECOND_HALF = {
         program="llama bf16",
     ),
     "late padding": Fault("convolution.default", 1, late_padding, "conv/conv2d", program="conv net bf16"),
-    "truncated": Fault("addmm.default", 4, truncated, "h.1.qkv/linear"),
 }  # fmt: skip
+UNSEEN = {
+    "narrow sums": Fault("addmm.default", 7, narrow_sums, "h.1.mlp.c_proj/addmm", program="gpt2"),
+    "wrong tile": Fault("addmm.default", 2, wrong_tile, "h.0.mlp.c_fc/addmm", program="gpt2"),
+    "mean of fewer": Fault("native_layer_norm.default", 3, mean_of_fewer, "h.1.ln_2/layer_norm", program="gpt2"),
+    "stale": Fault("tanh.default", 1, stale, "h.1.mlp.act/tanh", program="gpt2"),
+    "one term less": Fault("addmm.default", 4, one_term_less, "h.1.attn.c_attn/addmm", program="gpt2"),
+}
+"""Planted into GPT-2 of transformers in bfloat16, when all numbers were in place."""
+
+WITHIN_ROUNDING = {"truncated": Fault("addmm.default", 4, truncated, "h.1.qkv/linear")}
+"""What replay does not see: a result that is never further off than one ulp may have been rounded twice."""

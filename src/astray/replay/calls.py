@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from astray.errors import RunError
-from astray.records import GENERATOR, Setup
+from astray.records import GENERATOR, Frame, Setup
 from astray.replay.arguments import NotPlainError, Skeleton, parse_skeleton, paths
 from astray.replay.functions import OVERWRITING, RefusedNameError, ResolvedFunction, resolve
 from astray.replay.modules import CLASSES, NotALeafError, rebuild_module
@@ -163,6 +163,10 @@ class RecordedCalls:
 
     def call(self, row: int) -> dict[str, Any]:
         return {**self._rank.calls.row(row), "rank": self._rank.rank}
+
+    def stack(self, call: Mapping[str, Any]) -> list[Frame]:
+        """The lines of the program that made a call; none where they were not recorded."""
+        return self._rank.stack(call["stack"]) if call["stack"] is not None else []
 
     def tensors(self, row: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The tensors of a call with the numbers of their rows."""

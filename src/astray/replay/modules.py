@@ -30,6 +30,9 @@ _MOST_LAYERS = 256
 _OPTIONAL = frozenset({"bias", "device", "dtype", "inplace", "size_average", "reduce", "_weight", "_freeze", "sparse"})
 """What a constructor takes and a module does not keep as a plain attribute, or need not."""
 
+_OF_THE_BASE = {True: ("mode",), False: ("mode", "proj_size")}
+"""What a recurrent module gives its base by itself; of an LSTM the program gives the second."""
+
 _BIASES = frozenset({"bias"})
 
 
@@ -37,9 +40,7 @@ class NotALeafError(Exception):
     """A module that cannot be made again; its text says why."""
 
 
-def constructor_arguments(
-    kind: str, settings: Mapping[str, Any], own: Mapping[str, torch.Tensor]
-) -> dict[str, Any]:
+def constructor_arguments(kind: str, settings: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """What a class of torch.nn is made with, by name. Raises NotALeafError where that was not recorded."""
     if kind not in CLASSES:
         raise NotALeafError(f"a module of class {kind}, which is not a leaf of torch.nn")
@@ -48,7 +49,7 @@ def constructor_arguments(
     parameters = inspect.signature((torch.nn.RNNBase if recurrent else known).__init__).parameters
     given: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        if name in ("self", "args", "kwargs") or (name == "mode" and recurrent):
+        if name in ("self", "args", "kwargs") or (recurrent and name in _OF_THE_BASE[kind == "LSTM"]):
             continue
         if name in settings:
             given[name] = _tuple(settings[name])

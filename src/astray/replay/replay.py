@@ -6,7 +6,7 @@ Reads a run, feeds `report`. One call is in memory at a time; of those that are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -133,35 +133,45 @@ def replay(
         )
     if rank is not None and rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
-    selection, wanted_steps = parse_selection(site), StepSelection.parse(steps)
-    found, sites = [], set[str]()
-    for number, each in run.ranks.items():
-        calls = RecordedCalls(each)
-        if rank is not None and number != rank:
-            continue
-        for row in calls.rows():
-            call = calls.call(row)
-            sites.add(call["site"])
-            if call["step"] in wanted_steps and (selection is None or selection.wants(call)):
-                found.append((calls, each, row, call))
-    if not found:
-        raise no_such_call(run, site, selection, wanted_steps, sites)
+    found = _wanted(run, site, StepSelection.parse(steps), run.ranks if rank is None else [rank])
     replayed, left_out = list[ReplayedCall](), dict[str, dict[str, int]]()
-    for done, (calls, each, row, call) in enumerate(found):
+    for done, (calls, row) in enumerate(found):
         if progress is not None:
             progress(done, len(found))
         try:
-            rebuilt = calls.rebuild(row)
-            with _unchanged_generator():
-                tensors = list(judge_call(rebuilt, calls.flags))
-            if not tensors:
-                raise CannotReplayError(rebuilt.lost[0] if rebuilt.lost else "no result that can be judged")
-            stack = each.stack(call["stack"]) if call["stack"] is not None else []
-            replayed.append(ReplayedCall(call, tensors, rebuilt.lost, stack))
+            replayed.append(_replayed(calls, row))
         except CannotReplayError as error:
-            types = left_out.setdefault(str(error), {})
-            types[call["type"]] = types.get(call["type"], 0) + 1
+            types, kind = left_out.setdefault(str(error), {}), calls.call(row)["type"]
+            types[kind] = types.get(kind, 0) + 1
     return Replay(str(run.path), replayed, left_out)
+
+
+def _wanted(
+    run: RunData, site: str | None, steps: StepSelection, ranks: Iterable[int]
+) -> list[tuple[RecordedCalls, int]]:
+    """The rows of the calls that are asked for. Raises when there are none."""
+    selection = parse_selection(site)
+    found, sites = list[tuple[RecordedCalls, int]](), set[str]()
+    for rank in ranks:
+        calls = RecordedCalls(run.ranks[rank])
+        for row in calls.rows():
+            call = calls.call(row)
+            sites.add(call["site"])
+            if call["step"] in steps and (selection is None or selection.wants(call)):
+                found.append((calls, row))
+    if not found:
+        raise no_such_call(run, site, selection, steps, sites)
+    return found
+
+
+def _replayed(calls: RecordedCalls, row: int) -> ReplayedCall:
+    """The call of a row, judged. Raises CannotReplayError with the reason."""
+    with _unchanged_generator():
+        rebuilt = calls.rebuild(row)
+        tensors = list(judge_call(rebuilt, calls.flags))
+    if not tensors:
+        raise CannotReplayError(rebuilt.lost[0] if rebuilt.lost else "no result that can be judged")
+    return ReplayedCall(rebuilt.call, tensors, rebuilt.lost, calls.stack(rebuilt.call))
 
 
 def parse_selection(site: str | None) -> SelectedCalls | None:

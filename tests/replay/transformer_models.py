@@ -1,4 +1,7 @@
-"""Healthy programs that no threshold was set beside: models of transformers with random weights, a step of each."""
+"""Healthy programs that no threshold was set beside: models of transformers with random weights, a step of each.
+
+They were recorded when every number of `judging` was in place, and none has been changed for them since.
+"""
 
 from __future__ import annotations
 
