@@ -9,6 +9,9 @@ arguments.py    the arguments of a call, out of its skeleton and the kept tensor
 modules.py      leaf modules of torch.nn, out of their recorded settings and parameters
 exact.py        executes a call in one way: in float64, in its own dtype, with inputs rounded otherwise
 judging.py      how far a result is off, in ulps and in tiles, and whether rounding explains it
+export.py       one call as a script and a file of tensors; scripted_call.py: what they say of it
+script.py       the text of such a script; source.py: the call as Python; script_parts.py: what all scripts have
+torch_settings.py  statements that set torch as it was
 report.py       the table, one call in detail, JSON
 
 A run is untrusted: its names lead to functions that compute and to nothing else, and what would take more memory than

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from astray.errors import RunError
@@ -11,7 +13,8 @@ from astray.store import CheckpointData, RankRun, RunData
 if TYPE_CHECKING:
     from astray.headroom.risk import Risk
     from astray.nonfinite.findings import Findings
-    from astray.replay.replay import Replay
+    from astray.replay.export import ExportedCall
+    from astray.replay.replay import Replay, ReplayedCall
 
 
 class Run(RunData):
@@ -87,16 +90,46 @@ class Run(RunData):
         rank, steps: look only at these.
         progress: called with how many calls are done, and how many there are.
         """
-        try:
-            from astray.replay.replay import replay
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise RunError(
-                "Calls are replayed by PyTorch, which is not installed here. Install torch, or copy the run to where "
-                "it is."
-            ) from None
+        _check_torch()
+        from astray.replay.replay import replay
+
         return replay(self, site, steps=steps, rank=rank, progress=progress)
+
+    def export_call(
+        self,
+        call: str | ReplayedCall,
+        path: str | os.PathLike[str],
+        *,
+        steps: str | int | None = None,
+        rank: int | None = None,
+        micro: int | None = None,
+        phase: str | None = None,
+        force: bool = False,
+    ) -> ExportedCall:
+        """Writes one call as a script that makes it again with nothing but torch, to attach to a bug report.
+
+        >>> exported = run.export_call(run.replay().calls[0], "bug.py")
+        >>> exported.script, exported.values
+        (PosixPath('bug.py'), PosixPath('bug.safetensors'))
+
+        The script says how far the recorded result and that of its own machine are from the exact one.
+
+        call: a replayed call, or its name: `h.2.mlp/gelu#1`; a site will do where it has one call.
+        path: of the script; the tensors of the call are written beside it.
+        steps, rank, micro, phase: which of the calls of that name.
+        force: overwrite what is there.
+        """
+        _check_torch()
+        from astray.replay.export import export_call
+
+        return export_call(self, call, path, steps=steps, rank=rank, micro=micro, phase=phase, force=force)
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise RunError(
+            "Calls are replayed by PyTorch, which is not installed here. Install torch, or copy the run to where it is."
+        )
 
 
 class CheckpointRun(Run, CheckpointData):
