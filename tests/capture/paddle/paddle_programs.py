@@ -11,6 +11,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute
+from paddle.distributed.fleet.utils.mix_precision_utils import MixPrecisionLayer, MixPrecisionOptimizer
 
 STEPS = 3
 
@@ -195,6 +196,25 @@ def mixed_precision(begin: Callable[[Any], None], step: Callable[[], None]) -> l
     return numbers_of(model, losses)
 
 
+def main_gradients(begin: Callable[[Any], None], step: Callable[[], None]) -> list[Any]:
+    """Mixed precision of fleet, which adds gradients up in float32, and hands them to the optimizer by itself."""
+    model = nn.Sequential(Product(8, 16), nn.Silu(), Product(16, 4))
+    begin(model)
+    wrapped = MixPrecisionLayer(model, dtype="bfloat16")
+    clip = nn.ClipGradByGlobalNorm(0.1)
+    optimizer = MixPrecisionOptimizer(paddle.optimizer.AdamW(1e-2, parameters=wrapped.parameters(), grad_clip=clip))
+    losses = []
+    for _ in range(STEPS):
+        for _ in range(2):
+            loss = F.mse_loss(wrapped(paddle.randn([6, 8])), paddle.randn([6, 4]))
+            loss.backward()
+            losses.append(float(loss))
+        optimizer.step()
+        optimizer.clear_grad()
+        step()
+    return numbers_of(model, losses)
+
+
 class Recurrent(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -347,6 +367,6 @@ PROGRAMS: dict[str, Program] = {
     each.__name__: each
     for each in (
         multilayer, convolutional, transformer, accumulated, recomputed_reentrant, recomputed, mixed_precision,
-        recurrent, unusual, second_order, grouped, minimized,
+        main_gradients, recurrent, unusual, second_order, grouped, minimized,
     )
 }  # fmt: skip

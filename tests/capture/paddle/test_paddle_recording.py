@@ -20,6 +20,7 @@ from paddle import _C_ops, nn  # noqa: E402
 from paddle.optimizer import Optimizer  # noqa: E402
 
 import astray  # noqa: E402
+from astray.capture.paddle.calls.wrappers import optimizer_wrappers  # noqa: E402
 from astray.capture.paddle.native.core import _paddle  # noqa: E402
 from capture.paddle.paddle_programs import ConvNet, Transformer  # noqa: E402
 from recorded_rows import outline, rows  # noqa: E402
@@ -244,7 +245,7 @@ def _state_of_paddle() -> list[Any]:
     """Everything in Paddle that a recording replaces."""
     watched = [vars(_C_ops).items(), vars(paddle.Tensor).items(), vars(nn.Layer).items(), vars(F).items()]
     watched += [vars(paddle.distributed).items(), vars(paddle.amp.AmpScaler).items()]
-    watched += [vars(kind).items() for kind in (Optimizer, *Optimizer.__subclasses__())]
+    watched += [vars(kind).items() for kind in (Optimizer, *Optimizer.__subclasses__(), *optimizer_wrappers())]
     return [(name, id(value)) for items in watched for name, value in list(items)]
 
 
