@@ -191,7 +191,7 @@ def test_gradients_out_of_all_proportion(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_was_not_watched_is_not_called_fine(tmp_path: Path) -> None:
     for script, options, code, said in [
-        ("print('hello')", (), 2, "nothing was watched, since script.py never imported torch.\n"),
+        ("print('hello')", (), 2, "nothing was watched, since script.py never imported torch or paddle.\n"),
         ("import torch", (), 2, "nothing was watched: no call was recorded.\n"),
         (GOOD, ("--match", "nowhere"), 2, "nothing was watched: match, ignore, classes or scope leave out all there"),
         (GOOD, ("--ranks", "1"), 0, "nothing was watched: ranks=1 leaves this one out.\n"),

@@ -85,7 +85,7 @@ def test_an_error_that_it_causes_is_shown_without_our_frames(
     assert "astray.guarding.trip.Tripped: ✗" in done.stderr
     frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
     assert frames
-    assert not [frame for frame in frames if "/astray/" in frame]
+    assert not [frame for frame in frames if str(Path(astray.__file__).parent) in frame]
 
 
 REFUSED = [

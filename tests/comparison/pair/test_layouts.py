@@ -261,6 +261,17 @@ def test_paths_of_a_function_whose_arguments_stand_elsewhere(runs, tmp_path):
     assert found.counts["identical"] == 2
 
 
+def test_a_matrix_against_a_row_of_numbers_is_another_shape(runs):
+    def run(weight):
+        builder = runs.Builder()
+        layer = builder.call("fc", "Linear")
+        builder.tensor(layer, "parameter", "weight", weight)
+        builder.tensor(layer, "output", "out", np.ones((2, 4)))
+        return builder.run
+
+    assert compare(run(np.arange(12.0).reshape(3, 4)), run(np.arange(12.0))).counts["shape"] == 1
+
+
 def test_every_section_of_a_file_is_read(tmp_path):
     found = read_mapping(
         mapping(

@@ -147,7 +147,7 @@ def _transposed(pairs: Table, among: Bools, reference: RunData, candidate: RunDa
     step = pairs.numbers("step")[rows]
     for row in rows[step == step.min()][:_MOST_EXAMINED].tolist():
         shapes = [tuple(pairs[f"shape_{side}"][row] or ()) for side in ("reference", "candidate")]
-        if len(shapes[0]) != 2 or TRANSPOSE.shape(shapes[1]) != shapes[0]:
+        if not len(shapes[0]) == len(shapes[1]) == 2 or TRANSPOSE.shape(shapes[1]) != shapes[0]:
             continue
         rank = int(pairs.numbers("rank")[row])
         sides = [
