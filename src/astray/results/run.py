@@ -90,7 +90,7 @@ class Run(RunData):
         rank, steps: look only at these.
         progress: called with how many calls are done, and how many there are.
         """
-        _check_torch()
+        _check_replayable(self)
         from astray.replay.replay import replay
 
         return replay(self, site, steps=steps, rank=rank, progress=progress)
@@ -119,13 +119,19 @@ class Run(RunData):
         steps, rank, micro, phase: which of the calls of that name.
         force: overwrite what is there.
         """
-        _check_torch()
+        _check_replayable(self)
         from astray.replay.export import export_call
 
         return export_call(self, call, path, steps=steps, rank=rank, micro=micro, phase=phase, force=force)
 
 
-def _check_torch() -> None:
+def _check_replayable(run: Run) -> None:
+    """Before the modules are imported that replay, for they need torch."""
+    if run.info.framework == "paddle":
+        raise RunError(
+            f"{run.path} was recorded from paddle, and only calls of PyTorch can be replayed. Compare it with another "
+            "run instead."
+        )
     if find_spec("torch") is None:
         raise RunError(
             "Calls are replayed by PyTorch, which is not installed here. Install torch, or copy the run to where it is."
