@@ -92,12 +92,15 @@ class Grafts:
         if not rows:
             return None
         with self._outside_of_the_program(f"the graft of what {call.site.name} is given"):
-            grafted = self._open[id(call)] = _GraftedCall(call, callee, rows)
+            grafted = _GraftedCall(call, callee, rows, (args, kwargs))
             if isinstance(callee, nn.Module):
                 self._overwrite_state(grafted, callee)
-            given = self._replace_inputs(grafted, args, kwargs)
-            grafted.note_versions(self._inputs_of(grafted))
-            return given
+            if grafted.has(False, "input") and not grafted.is_view_of_op:
+                self._replace_given(grafted, partial(self._replaced, grafted, "input"))
+            if isinstance(callee, nn.Module) and grafted.has(False, "output"):
+                grafted.note_versions(self._inputs_of(grafted))
+            self._open[id(call)] = grafted
+            return grafted.given if grafted.given[0] is not args or grafted.given[1] is not kwargs else None
         return None
 
     def entered_below(
@@ -108,7 +111,8 @@ class Grafts:
         if grafted is None or not grafted.has(True, "output") or not torch.is_grad_enabled():
             return None
         with self._outside_of_the_program(f"the graft of the gradients that {call.site.name} sends"):
-            return self._replace_sent_gradients(grafted)
+            self._replace_given(grafted, partial(self._with_sent_gradient, grafted), by_path=False)
+            return grafted.given
         return None
 
     def returned(self, call: OpenCall, result: Any) -> Any:
@@ -137,8 +141,11 @@ class Grafts:
         """What is to be grafted at a call, each from the first graft that has it."""
         found: dict[Place, _Row] = {}
         for graft in self._grafts:
-            for place, row in graft.rows_of(call).items():
-                found.setdefault(place, _Row(graft, row))
+            for place, number in graft.rows_of(call).items():
+                if place in found:
+                    graft.left_to_another(number)
+                else:
+                    found[place] = _Row(graft, number)
         return found
 
     def _overwrite_state(self, grafted: _GraftedCall, module: nn.Module) -> None:
@@ -147,24 +154,14 @@ class Grafts:
             for role, name, tensor in state(module, inside=False):
                 self._overwrite(grafted, Place(False, role, name), tensor)
 
-    def _replace_inputs(self, grafted: _GraftedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        grafted.given = args, kwargs
-        if not grafted.has(False, "input") or grafted.is_view_of_op:
-            return None
-        replacing = _Replacing(self._inputs_of(grafted), partial(self._replaced, grafted, "input"))
-        now = mapped(args, replacing.of), mapped(kwargs, replacing.of)
-        grafted.copies += replacing.copies()
-        if now[0] is args and now[1] is kwargs:
-            return None
-        grafted.given = now
-        return now
-
-    def _replace_sent_gradients(self, grafted: _GraftedCall) -> Arguments:
+    def _replace_given(
+        self, grafted: _GraftedCall, replace: Callable[[Tensor, str], Tensor], *, by_path: bool = True
+    ) -> None:
+        """Gives the call other tensors."""
+        replacing = _Replacing(self._inputs_of(grafted), replace, by_path=by_path)
         args, kwargs = grafted.given
-        replacing = _Replacing(self._inputs_of(grafted), partial(self._with_sent_gradient, grafted), by_path=False)
         grafted.given = mapped(args, replacing.of), mapped(kwargs, replacing.of)
         grafted.copies += replacing.copies()
-        return grafted.given
 
     def _replace_outputs(self, grafted: _GraftedCall, result: Any) -> Any:
         if not grafted.has(False, "output"):
@@ -308,9 +305,8 @@ class _Applied:
         if counts:
             self._count(differs)
             if values.dtype != tensor.dtype:
-                self._engine.missed(
-                    f"the bits of {self._graft.where} in the run", f"cast from {values.dtype} to {tensor.dtype}"
-                )
+                cast = f"cast from {_name(values.dtype)} to {_name(tensor.dtype)}"
+                self._engine.missed(f"the bits of {self._graft.where} in the run", cast)
         return made if differs else None
 
     def _count(self, differs: bool) -> None:
@@ -318,6 +314,10 @@ class _Applied:
             self._engine.setup.note(self._engine.step, SUBJECT, self._graft.where, {"from": self._graft.run})
         self.tensors += 1
         self.differed += differs
+
+    def left_to_another(self, row: int) -> None:
+        """An earlier graft takes the same tensor."""
+        self._taken.add(row)
 
     def refused(self, row: int, why: str) -> None:
         self._taken.add(row)
@@ -381,7 +381,7 @@ class _GraftedCall:
     call: OpenCall
     callee: Any
     rows: dict[Place, _Row]
-    given: Arguments = field(default_factory=lambda: ((), {}))
+    given: Arguments
     copies: list[tuple[Tensor, Tensor, int | None]] = field(default_factory=list)  # original, what was given, version
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
@@ -394,8 +394,8 @@ class _GraftedCall:
         return self.call.site.kind == "op"
 
     def note_versions(self, inputs: Named) -> None:
-        if isinstance(self.callee, nn.Module) and self.has(False, "output"):
-            self.versions = [(tensor, tensor._version) for _, tensor in inputs if not tensor.is_inference()]
+        """Remembers what the inputs were, to know afterwards which of them the call has written into."""
+        self.versions = [(tensor, tensor._version) for _, tensor in inputs if not tensor.is_inference()]
 
     @property
     def is_view_of_op(self) -> bool:
@@ -543,8 +543,11 @@ def _check_fits(values: Tensor, tensor: Tensor) -> None:
     if values.shape != tensor.shape:
         raise CannotGraftError(f"its shape is {list(tensor.shape)}, and that in the run {list(values.shape)}")
     if values.dtype != tensor.dtype and _kind_of(values.dtype) != _kind_of(tensor.dtype):
-        dtypes = [str(one.dtype).removeprefix("torch.") for one in (tensor, values)]
-        raise CannotGraftError(f"it is {dtypes[0]}, and that in the run {dtypes[1]}")
+        raise CannotGraftError(f"it is {_name(tensor.dtype)}, and that in the run {_name(values.dtype)}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _kind_of(dtype: torch.dtype) -> str:

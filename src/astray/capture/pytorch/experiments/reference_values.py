@@ -109,24 +109,33 @@ class ReferenceValues:
 
     def _wanted_rows(self, of_call: Mask) -> Ints:
         """The rows of tensors that the graft takes, those of one step after those of another."""
-        rank, whats = self._rank, self._graft.whats
-        call_rows = rank.call_rows
-        is_known = call_rows >= 0
-        backward = self._has_words("phase", ["backward"]) & ~self._has_words("kind", ["op"])
-        module = self._has_words("kind", ["module"])
-        role = rank.tensors.coded("role")
+        call_rows, tensors, whats = self._rank.call_rows, self._rank.tensors, self._graft.whats
+        module = self._has_words("kind", ["module"])[call_rows]
+        role = tensors.coded("role")
         has_role = {word: role.codes == role.code(word) for word in ("input", "output", "parameter", "state")}
-        wanted = np.zeros(len(call_rows), np.bool_)
+        wanted = np.zeros(len(tensors), np.bool_)
         if "outputs" in whats:
-            wanted |= has_role["output"] & ~backward[call_rows]
+            wanted |= has_role["output"] & ~self._are_gradients
         if "inputs" in whats:
             wanted |= has_role["input"]
         if "parameters" in whats:
-            wanted |= (has_role["parameter"] | has_role["state"]) & module[call_rows] & ~backward[call_rows]
+            wanted |= (has_role["parameter"] | has_role["state"]) & module
         if "gradients" in whats:
-            wanted |= has_role["output"] & backward[call_rows]
-        rows = np.flatnonzero(wanted & is_known & of_call[call_rows])
+            wanted |= has_role["output"] & self._are_gradients
+        rows = np.flatnonzero(wanted & (call_rows >= 0) & of_call[call_rows])
         return np.asarray(rows[np.argsort(self._steps_of(rows), kind="stable")])
+
+    @cached_property
+    def _are_gradients(self) -> Mask:
+        """Which rows are of the backward of a call, and not of a call that a backward pass makes.
+
+        What arrives at a result has the path of that result.
+        """
+        tensors = self._rank.tensors
+        path, role = tensors.coded("path"), tensors.coded("role")
+        results = [code for code, text in enumerate(path.values) if text == "out" or text.startswith("out.")]
+        arrives = np.isin(path.codes, results) == (role.codes == role.code("input"))
+        return np.asarray(arrives & self._has_words("phase", ["backward"])[self._rank.call_rows])
 
     def _steps_of(self, rows: Ints) -> Ints:
         return np.asarray(self._rank.calls.numbers("step")[self._rank.call_rows[rows]], np.int64)
@@ -146,7 +155,7 @@ class ReferenceValues:
         begin, end = np.searchsorted(self._steps, [step, step + 1])
         for row in self._rows[begin:end].tolist():
             call = int(self._rank.call_rows[row])
-            backward = calls["phase"][call] == "backward" and calls["kind"][call] != "op"
+            backward = bool(self._are_gradients[row])
             key = CallKey(
                 calls["site"][call],
                 int(calls.numbers("micro")[call]),
