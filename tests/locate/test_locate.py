@@ -72,7 +72,7 @@ def test_the_same_fault_in_every_layer_is_one_fault(tmp_path: Path) -> None:
     found = located(tmp_path, training.silu_in_all_layers, VALUES)
     assert found.verdict == "proven"
     assert len(found.faults) == 1
-    assert "in all layers" in found.faults[0].trials[-1].text
+    assert "in every layer" in found.faults[0].trials[-1].text
 
 
 def test_two_faults_are_found_one_after_the_other(tmp_path: Path) -> None:

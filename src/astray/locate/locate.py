@@ -9,17 +9,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from astray.comparison.divergence import Divergence
-from astray.errors import AstrayError, RunError, UsageError
+from astray.errors import AstrayError, UsageError
 from astray.locate import trials
 from astray.locate.located import Fault, Located, Trial
 from astray.locate.programs import Program, RecordingRequest
-from astray.locate.trials import Workshop
+from astray.locate.trials import Grafted, Suspect, Workshop
 from astray.process import relative_to_cwd
 from astray.results.comparison import Comparison
 from astray.results.run import Run
@@ -78,7 +79,7 @@ class _Walk:
         located = Located(self._reference.path, str(self._shop.program), self._shop.folder, comparison)
         if not comparison.same and prove:
             self._prove(located, candidate)
-        located.hints = list(self._hints)
+        located.hints = [] if located.verdict == "proven" else list(self._hints)
         return located
 
     def _as_reference(self, steps: Sequence[int]) -> RecordingRequest:
@@ -119,20 +120,22 @@ class _Walk:
         grafts: those that set right what was found before it.
         """
         name = f"fault-{number}"
-        match = trials.around(first)
+        match = trials.around(first, comparison.candidate)
         request = self._closely(first, match)._replace(grafts=grafts)
         closer = self._shop.record(f"{name}-closer", request)
-        values = self._values(first.step, match, request, name)
+        values = self._values(first, request, name)
         fault = self._named(first, comparison, closer, values, match)
         fault.trials.append(trials.replayed(closer, fault.divergence, values))
-        whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
         if self._shop.has_other_names:
             self._hints.setdefault("Values are not grafted between programs whose names differ (--map).")
-            return fault, grafts
-        if values is None:
+        elif values is not None:
+            suspect = Suspect.of(fault.divergence, values, closer)
+            whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
+            grafts = self._grafted(fault, suspect, name, values, whole)
+        elif fault.divergence.cause == "computation":
+            whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
             fault.trials.append(self._tried(trials.swapped, f"{name}-swap", fault.divergence, whole))
-            return fault, grafts
-        return fault, self._grafted(fault, name, values, whole)
+        return fault, grafts
 
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
@@ -159,23 +162,22 @@ class _Walk:
 
     def _whole_step(self, divergence: Divergence) -> RecordingRequest:
         """How the step is recorded in which the divergence should be gone."""
-        step = divergence.step + (divergence.phase == "update")
-        base = self._as_reference([step])
+        base = self._as_reference([divergence.step + (divergence.phase == "update")])
         if "/" in divergence.site and "function" not in base.level:  # a function is grafted where it is seen
             base = base._replace(level=f"{base.level},function")
         return base
 
-    def _values(self, step: int, match: str, request: RecordingRequest, name: str) -> Run | None:
+    def _values(self, first: Divergence, request: RecordingRequest, name: str) -> Run | None:
         """A recording of the reference with values around the suspect."""
         for run in (*self._details, self._reference):
-            if trials.keeps_values(run, step, match):
+            if trials.keeps_values(run, first.step, request.match):
                 return run
         again = request._replace(grafts=())
         if self._reference_program is None:
             self._hints.setdefault(self._record_again(again))
             return None
         run = self._shop.record(f"{name}-reference", again, self._reference_program)
-        if (differs := self._shop.compare(self._reference, run, steps=step).first) is not None:
+        if (differs := self._shop.compare(self._reference, run, steps=first.step).first) is not None:
             self._hints.setdefault(
                 f"{self._reference_program} does not give what {relative_to_cwd(self._reference.path)} holds: "
                 f"{differs.place} differs. Its values were not used."
@@ -206,28 +208,40 @@ class _Walk:
                     return Fault(close.first, close)
         return Fault(first, comparison)
 
-    def _grafted(self, fault: Fault, name: str, values: Run, whole: RecordingRequest) -> tuple[str, ...]:
-        """Tries the suspect with the reference's inputs, and replaces it by the reference's results."""
-        suspect = fault.divergence
-        if suspect.cause == "computation" and suspect.phase == "forward":
+    def _grafted(
+        self, fault: Fault, suspect: Suspect, name: str, values: Run, whole: RecordingRequest
+    ) -> tuple[str, ...]:
+        """Tries the suspect with the reference's inputs, and replaces its results by the reference's."""
+        if fault.divergence.cause == "computation" and fault.divergence.phase != "update":
             fault.trials.append(self._tried(trials.by_itself, name, suspect, values, whole))
         try:
-            trial, rest, grafts = trials.grafted(self._shop, f"{name}-graft", suspect, values, whole)
-            if rest is not None and trials.is_sibling(suspect.site, rest.site):
-                trial, rest, grafts = trials.grafted(
-                    self._shop, f"{name}-graft-layers", suspect, values, whole, layers=True
-                )
-        except RunError as error:
+            found = trials.grafted(self._shop, f"{name}-graft", suspect, values, whole)
+            if found.rest is not None and suspect.is_like(found.rest):
+                found = self._grafted_wider(found, suspect, name, values, whole)
+        except AstrayError as error:
             fault.trials.append(Trial("graft", "nothing", str(error)))
             return whole.grafts
-        fault.trials.append(trial)
-        fault.rest = rest
-        return (*whole.grafts, *grafts)
+        fault.trials.append(found.trial)
+        fault.rest = found.rest
+        self._shop.bypassed = found.bypassed
+        return found.grafts
+
+    def _grafted_wider(
+        self, found: Grafted, suspect: Suspect, name: str, values: Run, whole: RecordingRequest
+    ) -> Grafted:
+        """What remains is the same in other layers, or for other parameters: it is one fault, if all go at once."""
+        request = self._closely(suspect.divergence, "")
+        match = "" if suspect.divergence.phase == "update" else rf"^{trials.in_every_layer(re.escape(suspect.site))}"
+        wide = request._replace(match=match and f"{match}([./]|$)", optimizer="")
+        if self._reference_program is not None and values in self._details:
+            values = self._shop.record(f"{name}-reference-wider", wide, self._reference_program)
+        wider = trials.grafted(self._shop, f"{name}-graft-wider", suspect, values, whole, wider=True)
+        return wider if wider.rest is None else found
 
     def _tried(self, trial: Callable[..., Trial], name: str, *given: Any) -> Trial:
         try:
             return trial(self._shop, name, *given)
-        except RunError as error:  # the program did not survive it
+        except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
             return Trial(name.rpartition("-")[2], "nothing", str(error))
 
 

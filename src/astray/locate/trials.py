@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import astray
 from astray.comparison.divergence import Divergence
@@ -22,6 +22,7 @@ from astray.records import ROOT
 from astray.report.text import error_of
 from astray.results.comparison import Comparison
 from astray.results.run import Run
+from astray.store import RunData
 from astray.wording import counted
 
 SWAPPED_TO = "float64"
@@ -47,6 +48,8 @@ class Workshop:
         self.folder = folder
         self._options = dict(options)
         self.say = say
+        self.bypassed: tuple[str, ...] = ()
+        """Regular expressions for functions that are not judged: grafts take the place of what they give."""
 
     @property
     def has_other_names(self) -> bool:
@@ -79,30 +82,47 @@ def _described(request: RecordingRequest) -> str:
 def module_of(divergence: Divergence) -> str:
     """The module whose call is blamed; empty outside of all."""
     site = divergence.site.partition("/")[0]
-    if divergence.phase == "update" or divergence.type == "parameter":  # the site is that of a parameter
+    if divergence.phase == "update":  # the site is that of a parameter
         return site.rpartition(".")[0]
     return site
 
 
-def around(divergence: Divergence) -> str:
-    """A regular expression for the sites around a suspect: the module that holds it, with all that is inside."""
+def around(divergence: Divergence, run: RunData) -> str:
+    """A regular expression for the sites around a suspect: the module in whose code it is, with all that is inside.
+
+    Of a leaf it is the module around it, so that what it is given is seen to be made. What an outermost module is given
+    comes from functions outside of every module.
+    """
     module = module_of(divergence)
     if not module:
         return "^/"
+    if divergence.cause == "input":
+        return rf"^(/|{re.escape(module)}(/|$))"
     if module == ROOT:
         return rf"^{re.escape(ROOT)}(/|$)"
-    outer = module.rpartition(".")[0] or module
-    return rf"^{_any_layer(outer)}([./]|$)"
+    outer = module.rpartition(".")[0]
+    if "/" not in divergence.site and not _has_children(run, module) and _has_site(run, outer):
+        module = outer
+    return rf"^{re.escape(module)}([./]|$)"
 
 
-def _any_layer(site: str) -> str:
-    """A regular expression for a site in each layer: a port that does one layer otherwise does all of them so."""
-    return re.sub(r"\d+", r"\\d+", re.escape(site))
+def _has_site(run: RunData, site: str) -> bool:
+    return any(rank.calls.coded("site").code(site) >= 0 for rank in run.ranks.values())
 
 
-def is_sibling(site: str, other: str) -> bool:
-    """Whether two sites are the same in two layers."""
-    return site != other and re.fullmatch(_any_layer(site), other) is not None
+def _has_children(run: RunData, module: str) -> bool:
+    sites = {site for rank in run.ranks.values() for site in rank.calls.coded("site").values if site}
+    return any(re.fullmatch(_children(module), site) for site in sites)
+
+
+def _children(module: str) -> str:
+    """A regular expression for the modules that are directly inside of another."""
+    return r"[\w-]+" if module == ROOT else rf"{re.escape(module)}\.[\w-]+"
+
+
+def in_every_layer(pattern: str) -> str:
+    """The same site in each layer: a port that does one layer otherwise does all of them so."""
+    return re.sub(r"(?<![\\\d])\d+", r"\\d+", pattern)
 
 
 def keeps_values(run: Run, step: int, match: str) -> bool:
@@ -117,6 +137,72 @@ def keeps_values(run: Run, step: int, match: str) -> bool:
             if call >= 0 and steps[call] == step and fits[sites.codes[call]]:
                 return True
     return False
+
+
+class Suspect(NamedTuple):
+    """A divergence that is tried.
+
+    site: whose tensors are taken from the reference. own_code: whether it stands for what the code of this module does
+        between the modules inside of it, since the suspect's own call is in one of the programs alone, or hides in it.
+    """
+
+    divergence: Divergence
+    site: str
+    own_code: bool = False
+
+    @classmethod
+    def of(cls, divergence: Divergence, reference: Run, candidate: Run) -> Suspect:
+        """What can be taken from the reference to set a divergence right."""
+        module = module_of(divergence)
+        if divergence.phase == "update" or divergence.cause == "parameter":
+            return cls(divergence, module or ROOT)  # parameters belong to modules, also where functions are given them
+        made_by_both = all(_has_site(run, divergence.site) for run in (reference, candidate))
+        if made_by_both and (divergence.role or divergence.cause == "input"):
+            return cls(divergence, divergence.site)
+        if not module and divergence.seen is not None:
+            return cls(divergence, divergence.seen.site)
+        return cls(divergence, module or ROOT, own_code=bool(module))
+
+    @property
+    def noun(self) -> str:
+        """What is taken from the reference, in a word."""
+        if self.divergence.phase == "update":
+            return "updated parameters"
+        if self._is_given_wrong:
+            return "inputs"
+        return "parameters" if self.divergence.cause == "parameter" else "results"
+
+    @property
+    def _is_given_wrong(self) -> bool:
+        """Whether its inputs are set right, and not what it makes of them."""
+        return self.divergence.cause == "input" or (not self.own_code and not self.divergence.role)
+
+    def grafts(self, values: Run, *, wider: bool = False) -> tuple[str, ...]:
+        """What sets it right, as `--graft` takes it. wider: in all layers; of an update, all parameters."""
+        site = re.escape(self.site)
+        if self.divergence.phase == "update" or self.divergence.cause == "parameter":
+            parts = [f"{'.*' if wider and self.divergence.phase == 'update' else site}@parameters"]
+        elif self._is_given_wrong:
+            parts = [f"{site}@inputs"]
+        else:
+            parts = [f"{site}@outputs,gradients"]
+        if self.own_code and _has_children(values, self.site):
+            parts.append(f"{_children(self.site)}@inputs")
+        return tuple(f"{relative_to_cwd(values.path)}:{in_every_layer(part) if wider else part}" for part in parts)
+
+    def bypassed(self, *, wider: bool) -> tuple[str, ...]:
+        """The functions that a module's own code calls, and those of the modules in it that are given their results."""
+        if not self.own_code:
+            return ()
+        pattern = f"({re.escape(self.site)}|{_children(self.site)})/"
+        return (in_every_layer(pattern) if wider else pattern,)
+
+    def is_like(self, rest: Divergence) -> bool:
+        """Whether what remains is the same in another layer, or another parameter of the same update."""
+        if self.divergence.phase == "update":
+            return rest.cause == "parameter" or rest.phase == "update"
+        sites = (self.site, self.divergence.site)
+        return any(rest.site != site and re.fullmatch(in_every_layer(re.escape(site)), rest.site) for site in sites)
 
 
 # -- trials ------------------------------------------------------------------------------------------------------------
@@ -178,64 +264,63 @@ def _times(surprise: float) -> str:
     return figures.surprise(surprise)
 
 
-def by_itself(shop: Workshop, name: str, divergence: Divergence, values: Run, request: RecordingRequest) -> Trial:
+def by_itself(shop: Workshop, name: str, suspect: Suspect, values: Run, request: RecordingRequest) -> Trial:
     """Whether the suspect's result is wrong also when it is given the reference's inputs and parameters."""
-    if divergence.clean:
+    divergence, site = suspect.divergence, suspect.site
+    if divergence.clean and site == divergence.site:
         return Trial("inputs", "supports", "all that it is given is identical to the reference's, bit for bit")
-    grafts = (*_specs(values, divergence.site, "inputs"), *_specs(values, module_of(divergence), "parameters"))
-    run = shop.record(f"{name}-inputs", request._replace(grafts=(*request.grafts, *grafts)))
-    fits = f"^{re.escape(divergence.site)}$"
-    found = shop.compare(values, run, steps=divergence.step, sites=fits).first
+    graft = f"{relative_to_cwd(values.path)}:{re.escape(site)}@inputs,parameters"  # of a function weights are inputs
+    run = shop.record(f"{name}-inputs", request._replace(grafts=(*request.grafts, graft)))
+    found = shop.compare(values, run, steps=divergence.step, sites=f"^{re.escape(site)}$").first
     if found is None:
-        return Trial("inputs", "refutes", "given the reference's inputs, its result is right", run.path)
-    text = f"given the reference's inputs, its {found.place.tensor} is still wrong: {error_of(found)}"
+        return Trial("inputs", "refutes", f"given the reference's inputs, what {site} makes of them is right", run.path)
+    text = f"given the reference's inputs, the {found.place.noun} of {site} is still wrong: {error_of(found)}"
     return Trial("inputs", "supports", text, run.path)
 
 
+class Grafted(NamedTuple):
+    """A graft trial, the first divergence that it leaves, the grafts that were made, and what they stand for."""
+
+    trial: Trial
+    rest: Divergence | None
+    grafts: tuple[str, ...]
+    bypassed: tuple[str, ...]
+
+
 def grafted(
-    shop: Workshop, name: str, divergence: Divergence, values: Run, request: RecordingRequest, *, layers: bool = False
-) -> tuple[Trial, Divergence | None, tuple[str, ...]]:
+    shop: Workshop, name: str, suspect: Suspect, values: Run, request: RecordingRequest, *, wider: bool = False
+) -> Grafted:
     """The reference's tensors in place of the suspect's: is the divergence gone?
 
-    layers: also in place of the same site's in all other layers. Returns the trial, what is wrong then, and the grafts.
+    wider: also in place of those of the same site in all other layers; of an update, of all parameters.
     """
-    grafts = _grafts(values, divergence, layers=layers)
-    run = shop.record(name, request._replace(grafts=(*request.grafts, *grafts)))
-    comparison = shop.compare(shop.reference, run, steps=request.steps)
-    what = _grafted_words(divergence, layers=layers)
-    rest = comparison.first
-    step = f"step {divergence.step}" if divergence.phase != "update" else f"step {divergence.step + 1}"
+    grafts = (*request.grafts, *suspect.grafts(values, wider=wider))
+    run = shop.record(name, request._replace(grafts=grafts))
+    bypassed = (*shop.bypassed, *suspect.bypassed(wider=wider))
+    judged = f"^(?!{'|'.join(bypassed)})" if bypassed else None
+    rest = shop.compare(shop.reference, run, steps=request.steps, sites=judged).first
+    what = f"with the reference's {suspect.noun} in place of {_whose(suspect, wider=wider)}"
     if rest is None:
-        return Trial("graft", "proves", f"with {what}, nothing in {step} is wrong any more", run.path), None, grafts
-    where = f"{rest.place} is wrong: {error_of(rest)}"
-    if rest.site == divergence.site and rest.phase == divergence.phase:
-        return Trial("graft", "nothing", f"with {what}, it is wrong still: {where}", run.path), rest, grafts
-    return Trial("graft", "proves", f"with {what}, it is right; after it {where}", run.path), rest, grafts
+        trial = Trial("graft", "proves", f"{what}, nothing in step {request.steps} is wrong any more", run.path)
+    else:
+        where = f"{rest.place} is wrong: {error_of(rest)}"
+        stays = rest.phase == suspect.divergence.phase and rest.site in (suspect.divergence.site, suspect.site)
+        if stays:
+            trial = Trial("graft", "nothing", f"{what}, {where}", run.path)
+        else:
+            trial = Trial("graft", "proves", f"{what}, it is right; after it {where}", run.path)
+    return Grafted(trial, rest, grafts, bypassed)
 
 
-def _grafted_words(divergence: Divergence, *, layers: bool) -> str:
-    noun = {"parameter": "parameters", "input": "inputs"}.get(divergence.cause, "results")
-    if divergence.phase == "update":
-        noun = "updated parameters"
-    where = " in all layers" if layers else ""
-    return f"the reference's {noun} in place of its own{where}"
-
-
-def _grafts(values: Run, divergence: Divergence, *, layers: bool) -> tuple[str, ...]:
-    """What is taken from the reference so that the suspect is as it should be."""
-    module = module_of(divergence) or ROOT
-    if divergence.phase == "update" or divergence.cause == "parameter":
-        return _specs(values, module, "parameters", layers=layers)
-    if divergence.cause == "input":
-        return _specs(values, divergence.site, "inputs", layers=layers)
-    results = _specs(values, divergence.site, "outputs", layers=layers)
-    return (*results, *_specs(values, divergence.site, "gradients", layers=layers))
-
-
-def _specs(values: Run, site: str, what: str, *, layers: bool = False) -> tuple[str, ...]:
-    if not site:
-        return ()
-    return (f"{relative_to_cwd(values.path)}:{_any_layer(site) if layers else re.escape(site)}@{what}",)
+def _whose(suspect: Suspect, *, wider: bool) -> str:
+    """In place of whose tensors."""
+    if wider and suspect.divergence.phase == "update":
+        return "all of them"
+    if suspect.own_code:
+        whose = f"all that the code of {suspect.site} makes"
+    else:
+        whose = "its own" if suspect.site == suspect.divergence.site else f"those of {suspect.site}"
+    return f"{whose}, in every layer" if wider else whose
 
 
 def swapped(shop: Workshop, name: str, divergence: Divergence, request: RecordingRequest) -> Trial:
