@@ -139,7 +139,12 @@ def _grafts(options: argparse.Namespace) -> list[str] | None:
             raise UsageError(
                 f"--single-step {run} is not a run alone. For one site, say --graft {run}@inputs,parameters."
             )
-    return [*(options.graft or ()), *(options.single_step or ())] or None
+    texts = [*(options.graft or ()), *(options.single_step or ())]
+    for text in texts:
+        run = Graft.read(text).run
+        if not Path(run).exists():
+            raise UsageError(f"{run} does not exist, from which {text} is to be grafted. Give the folder of a run.")
+    return texts or None
 
 
 def _choose_folder(options: argparse.Namespace) -> None:
