@@ -64,7 +64,10 @@ class Destination:
         trip = RoundTrip(self.device, self.dtype)
         args, kwargs = self._send(trip, args, holder), trip.send(kwargs)
         with nullcontext() if holder is None else trip.state(holder), trip.precision():
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                trip.write_back()
         if not trip.is_empty:
             self.has_moved = True
         return trip.bring_back(result)

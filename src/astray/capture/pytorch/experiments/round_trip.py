@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.nn.utils.rnn import PackedSequence
+
+from astray.capture.pytorch.tensors import PLAIN
 
 
 class _MovedTensor(NamedTuple):
@@ -53,8 +56,7 @@ class RoundTrip:
         return mapped(values, self._send)
 
     def bring_back(self, result: Any) -> Any:
-        """The result moved back, after writing changed copies back to their originals."""
-        self._write_back()
+        """The result moved back."""
         return mapped(result, self._bring_back)
 
     @contextmanager
@@ -75,7 +77,6 @@ class RoundTrip:
                     tensors_by_name[name] = self._bring_back(tensor)
             for part, flat in weights.items():
                 part.__dict__["_flat_weights"] = flat
-            self._write_back()
 
     def precision(self) -> Any:
         """Autocast as on the original device; off where a dtype was given, since it would choose another."""
@@ -120,7 +121,8 @@ class RoundTrip:
         self._originals[id(tensor)] = brought  # the same result in two places stays one
         return brought
 
-    def _write_back(self) -> None:
+    def write_back(self) -> None:
+        """Writes the copies that the call has written to into their originals."""
         for key, (original, moved, version) in list(self._sent.items()):
             if moved is original or not self._was_written(original, moved, version):
                 continue
@@ -136,7 +138,15 @@ class RoundTrip:
             return moved._version != version
         # batch_norm writes its running statistics without changing the version counter, and inference tensors have
         # none.
-        return not _same_numbers(moved, self._moved(original))
+        with _unobserved() if {type(original), type(moved)} <= PLAIN else nullcontext():
+            return not _same_numbers(moved, self._moved(original))
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    """What is computed here is not part of the program, nor of what its recordings see."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        yield
 
 
 def _version(tensor: torch.Tensor) -> int | None:
