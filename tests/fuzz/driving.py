@@ -500,6 +500,8 @@ LATE: dict[str, Callable[[Scene], None]] = {
     "compare some": _with_some("compare", "WHOLE", "DAMAGED", "--processes", "1", options=COMPARED),
     "compare some back": _with_some("compare", "DAMAGED", "WHOLE", "--processes", "1", options=COMPARED),
     "replicas some": _with_some("compare", "DAMAGED", "--replicas", options=[("--steps", "0:2"), ("--sites", "h")]),
+    "replay": _command("replay", "DAMAGED", "--top", "0"),
+    "replay --json": _command("replay", "DAMAGED", "--steps", "1:", "--json"),
     "convert to lines": _command("convert", "DAMAGED", "OUT/lines.pkl", "--to", "torch_npu"),
     "convert steps": _command("convert", "DAMAGED", "OUT/steps", "--to", "msprobe", "--steps", "1:"),
 }

@@ -49,7 +49,7 @@ def test_nothing_stands_out_of_a_healthy_program(name: str, tmp_path: Path) -> N
 def test_nothing_stands_out_of_its_modules_and_operators(name: str, level: str, tmp_path: Path) -> None:
     replay = programs.record(tmp_path / "r", HEALTHY[name], level).replay()
     assert not replay.stands_out
-    assert len(replay.calls) > 5
+    assert len(replay.calls) > 3
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ class Drawing(nn.Module):
         x = x + torch.randn_like(x) + torch.rand(2, 8, 32, generator=self.own) + torch.randint(0, 9, (32,))
         x = x + torch.multinomial(x.flatten(0, 1).softmax(-1), 3).float().mean()
         x = F.dropout1d(x[:, torch.randperm(8)], 0.2)
-        return self.lstm(F.dropout(x, 0.1, True, True))[0]
+        return self.lstm(F.dropout(x.to(self.line.weight.dtype), 0.1, True, True))[0]
 
 
 DRAWN = """

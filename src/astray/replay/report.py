@@ -77,10 +77,11 @@ def _table(page: TextPage, replay: Replay, top: int) -> None:
     rows = [_cells(call, call.worst, ranks) for call in shown]
     for line in _TABLE.lines(rows, page.table_width):
         page.line(line)
-    if len(shown) < len(replay.calls):
-        page.line()
-        page.line(f"… {counted(len(replay.calls) - len(shown), 'more call')}. --top 0 shows all.")
     page.line()
+    if len(shown) < len(replay.calls):
+        page.line(f"… {counted(len(replay.calls) - len(shown), 'more call')}. --top 0 shows all.")
+        page.line()
+    page.entry("surprise", "how many times as far off as rounding explains: beyond 1 a call stands out", margin=0)
 
 
 def _cells(call: ReplayedCall, tensor: ReplayedTensor, ranks: bool) -> dict[str, str]:
@@ -92,12 +93,16 @@ def _cells(call: ReplayedCall, tensor: ReplayedTensor, ranks: bool) -> dict[str,
         "phase": tensor.phase,
         "tensor": tensor.path,
         "dtype": figures.dtype(tensor.dtype),
-        "ulps": _number(judgement.ulps) if judgement.unequal is None else f"{judgement.unequal:,} differ",
+        "ulps": _number(judgement.ulps) if judgement.unequal is None else _differing(judgement.unequal),
         "plain": _number(judgement.plain),
         "ratio": _number(judgement.ratio),
         "surprise": _number(judgement.surprise),
         "where": _where(tensor),
     }
+
+
+def _differing(unequal: int) -> str:
+    return f"{unequal:,} differ" if unequal else "equal"
 
 
 def _where(tensor: ReplayedTensor) -> str:
@@ -106,7 +111,7 @@ def _where(tensor: ReplayedTensor) -> str:
     if not judgement.ulps:
         return ""
     if judgement.tile is not None and judgement.unequal is None and tensor.shape:
-        return f"rows {judgement.tile[0]}:{judgement.tile[1]}, columns {judgement.tile[2]}:{judgement.tile[3]}"
+        return "[{}:{}, {}:{}]".format(*judgement.tile)
     return str(list(judgement.at)) if judgement.at else ""
 
 
@@ -181,6 +186,9 @@ def _left_out(page: TextPage, replay: Replay) -> None:
 
 
 def _number(value: float) -> str:
+    """Two digits; 0.9996 is 1.0, as 1.0004 is."""
+    if 0.995 <= value < 1:
+        value = 1.0
     return figures.surprise(value) if value else "0"
 
 
