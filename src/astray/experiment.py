@@ -64,12 +64,13 @@ def swap(model: Any, what: Any, *, to: Any) -> Iterator[None]:
 
     Inputs, and of a module also its parameters and buffers, are moved there for the call, and results are moved back;
     gradients flow to the originals, and what the call writes into its inputs is written in these. If the error goes
-    away, this is what causes it. Keep the backward inside the block. Also decorates a function.
+    away, this is what causes it. Keep the backward inside the block, at whose end a warning says what had no effect.
+    Also decorates a function.
 
     model: a module, or a dict of modules by name, as for `record`; None where `what` needs none.
-    what: the site of a module as `record` writes it (`<root>` for the model itself) or a regular expression that fits
-        whole sites; a function or op in a module, "h.2.attn/softmax", "h.2/aten.mm", or outside of all, "/softmax"; the
-        dotted name of a callable of the program, or the callable itself; or several of these.
+    what: the site of a module as `record` writes it (`<root>` for the model itself), a regular expression that fits
+        whole sites, or a module; a function or op in a module, "h.2.attn/softmax", "h.2/aten.mm", or outside of all,
+        "/softmax"; the dotted name of a callable of the program, or the callable itself; or a list of these.
     to: a device ("cpu", "cuda:1"), a floating point dtype ("float64", torch.bfloat16), a pair of both, "eager" (code
         that torch.compile has compiled runs uncompiled there), or a callable that is called instead, with the same
         arguments: of a module with those of `forward`; and with the original, if it has a parameter `original`.
@@ -136,9 +137,19 @@ def _of_frameworks() -> list[ModuleType]:
 
 def _refuse_paddle(model: Any, what: Any) -> None:
     layer = getattr(getattr(sys.modules.get("paddle"), "nn", None), "Layer", None)
-    given = [*(model.values() if isinstance(model, Mapping) else [model]), what]
+    given = [*(model.values() if isinstance(model, Mapping) else [model])]
+    given += what if isinstance(what, list | tuple) else [what]
     if layer is not None and any(isinstance(each, layer) for each in given):
         raise UsageError("swap works with PyTorch so far, and this is a layer of Paddle: compute it there by hand.")
+
+
+def __getattr__(name: str) -> object:
+    if name == "elsewhere":
+        raise AttributeError(
+            "astray.experiment has no 'elsewhere' any more. It is swap(model, site, to='cpu'), with a function as "
+            "'h.2.attn/softmax'."
+        )
+    raise AttributeError(f"astray.experiment has no {name!r}. It offers {', '.join(__all__)}.")
 
 
 def _checked(seed: int) -> int:

@@ -101,7 +101,7 @@ def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:
             {"task": "nan_check"},
             "task is 'nan_check', which is not supported. .* 'overflow_check' looks at",
         ),
-        ({"task": "free_benchmark"}, "Use astray.experiment.elsewhere"),
+        ({"task": "free_benchmark"}, "Use astray.experiment.swap"),
         ({"level": "L3"}, "level is 'L3'. It is one of L0, L1, mix, debug."),
         ({"level": "L2"}, r"kernels of an NPU. .* astray.record\(level='op'\)"),
         ({"dump_path": ""}, "dump_path is ''. Say in which folder"),

@@ -50,7 +50,7 @@ REFUSED = {
 _TASKS_REFUSED = {
     "nan_check": "It asks an NPU for its flags. 'overflow_check' looks at the results, on any device.",
     "diff_check": "Dump with 'tensor', and call compare(…) afterwards.",
-    "free_benchmark": "Use astray.experiment.elsewhere (another device or precision) or astray.record(perturb=True).",
+    "free_benchmark": "Use astray.experiment.swap (another device or precision) or astray.record(perturb=True).",
     "exception_dump": "What was recorded until an exception is on disk with every task.",
     "run_ut": "Dump with 'tensor', and give that to `msprobe acc_check`.",
     "grad_probe": "Use astray.state.Monitor.",

@@ -439,6 +439,13 @@ def test_what_cannot_be_is_answered_with_what_can(what: Any, to: Any, message: s
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+def test_its_former_name() -> None:
+    with pytest.raises(AttributeError, match=r"no 'elsewhere' any more\. It is swap\(model, site, to='cpu'\)"):
+        astray.experiment.elsewhere  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no 'swapp'\. It offers seed_all, swap, without_dropout\."):
+        astray.experiment.swapp  # noqa: B018
+
+
 def test_a_model_that_is_none() -> None:
     with (
         pytest.raises(UsageError, match=r"list is not a torch\.nn\.Module"),
