@@ -240,6 +240,23 @@ def test_zeros_against_little_depends_on_what_they_came_from(runs, keep):
     assert beside_little["verdict"] == "diverged"
 
 
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "stats,fingerprint,tensors"])
+@pytest.mark.parametrize(("moved", "expected"), [(1e-8, "rounding"), (1e-4, "diverged")])
+def test_weights_that_only_one_run_moves_by_a_rounding(runs, keep, moved, expected):
+    """As that of a bias before a batch norm, whose gradient is nothing but rounding."""
+    sides = []
+    for update in (0.0, moved):
+        builder = runs.Builder(keep=keep)
+        step = builder.call("conv.bias", "SGD", kind="optimizer", phase="update")
+        builder.tensor(step, "input", "grad", np.full(8, 1e-9, np.float32))
+        builder.tensor(step, "parameter", "weight", np.full(8, 0.1, np.float32))
+        builder.tensor(step, "output", "update", np.array([update] + 7 * [0.0], np.float32))
+        sides.append(builder.run)
+    pairs = compare(*sides).pairs
+    assert pairs["verdict"][2] == expected
+    assert ("below the rounding" in (pairs["reason"][2] or "")) == (expected == "rounding")
+
+
 def test_a_huge_mask_does_not_make_everything_negligible(runs):
     mask = np.full(64, -1e38, np.float32)
     rows = [("input", "0", ONES), ("input", "kwargs.mask", mask)]

@@ -288,7 +288,8 @@ def find_negligible(errors: Errors, sources: Sources) -> Bools:
     """Results that are smaller, in both runs, than the rounding of everything their call was given.
 
     0 against 1e-9 is infinitely wrong, and fine beside ones. The smallest that was given counts: a mask of −1e38 must
-    not make everything beside it small. Sums are taken in float32, whatever the dtype.
+    not make everything beside it small. Sums are taken in float32, whatever the dtype. An update is the difference of
+    two weights: one run may move none of them where the other moves one by a rounding.
     """
     negligible = np.zeros(len(errors.roundoff), np.bool_)
     differs = sources.is_result & ~errors.identical & (errors.roundoff > 0)
@@ -297,6 +298,11 @@ def find_negligible(errors: Errors, sources: Sources) -> Bools:
         size = np.fmax(*sources.evidence.numbers("absmax", at))
         rounding = 2 * np.minimum(errors.roundoff[at], t.FLOAT32)
         negligible[at] = size <= rounding * sources.smallest_operand(errors.absmax)[at]
+    unmoved = at[sources.is_update[at] & (errors.l2[at] == 0)]
+    if len(unmoved):  # `update_errors` has the same limit, beside the size of the reference's
+        weight = sources.largest_by_call(errors.l2, sources.has_role("parameter"))[sources.call[unmoved]]
+        moved = sources.evidence.numbers("l2", unmoved)[1]
+        negligible[unmoved] |= moved <= t.UPDATE_ROUNDINGS * errors.roundoff[unmoved] * weight
     return negligible
 
 
