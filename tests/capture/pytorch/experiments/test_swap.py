@@ -10,6 +10,7 @@ import inspect
 import io
 import re
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,6 +92,24 @@ def test_every_model_runs_wholly_elsewhere_and_is_as_before_afterwards(kind: typ
     assert now == {name: number for name, (number, _) in before.items()}
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
     model(x).sum().backward()
+
+
+@pytest.mark.parametrize("what", [".*", ".*/.*", r".*/aten\..*"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_to_the_own_dtype_and_device_no_bit_changes_and_nothing_remains(kind: type[nn.Module], what: str) -> None:
+    x = torch.randn(5, 6)
+    model, twin = build(kind), build(kind)
+    attributes = set(vars(model))
+    for each, around in ((twin, nullcontext()), (model, astray.experiment.swap(model, what, to="cpu,float32"))):
+        torch.manual_seed(3)
+        with around:
+            each(x).sum().backward()
+    for own, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(own, other)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(own.grad, other.grad)
+    assert set(vars(model)) == attributes
+    assert hooks_of(model) == 0
 
 
 def test_keywords_and_nested_arguments_and_results_go_and_come_back() -> None:
