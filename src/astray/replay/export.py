@@ -95,6 +95,8 @@ def export_call(
 def _check(target: Path, values: Path, force: bool) -> None:
     if target.suffix != ".py":
         raise UsageError(f"{target} is not a name for a script. Give one that ends in .py.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is not a folder. Make it first, or give the name of a script elsewhere.")
     for path in (target, values):
         if path.is_dir():
             raise UsageError(f"{path} is a folder. Give the name of a script in it.")
@@ -149,14 +151,13 @@ def _several(run: RunData, site: str, calls: list[dict[str, Any]]) -> UsageError
     options = {"step": "--steps", "rank": "--rank", "micro": "--micro", "phase": "--phase"}
     differing = [name for name in options if len({each[name] for each in calls}) > 1]
     listed = [
-        "  ".join([f"{each['site']}#{each['call']}", *(f"{options[name]} {each[name]}" for name in differing)])
+        " ".join([f"{each['site']}#{each['call']}", *(f"{options[name]} {each[name]}" for name in differing)])
         for each in calls[:_MOST_LISTED]
     ]
-    if len(calls) > _MOST_LISTED:
-        listed.append(f"… and {len(calls) - _MOST_LISTED:,} more")
+    more = f", and {len(calls) - _MOST_LISTED:,} more" if len(calls) > _MOST_LISTED else ""
     return UsageError(
-        f"{run.path} has {counted(len(calls), 'call')} of {site!r}, and one is exported. Choose one of them:\n  "
-        + "\n  ".join(listed)
+        f"{run.path} has {counted(len(calls), 'call')} of {site!r}, and one is exported. Choose one: "
+        f"{', '.join(listed)}{more}."
     )
 
 

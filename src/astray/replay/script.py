@@ -46,7 +46,7 @@ def _docstring(call: ScriptedCall, script_name: str, values_name: str) -> str:
         else "The exact result is computed in float64."
     )
     paragraphs = [
-        f"{call.written.name} in {_dtype(call)}: one recorded call, by itself.",
+        f"One call of {call.written.name} in {_dtype(call)}.",
         _filled(call.summary),
         usage,
         _filled(
@@ -125,8 +125,7 @@ def _compute(call: ScriptedCall) -> str:
             "",
             *_given(call),
             "",
-            *_inputs(call),
-            "",
+            *([*_inputs(call), ""] if call.written.variables else []),
             *(['    torch.set_rng_state(given("generator"))'] if call.draws else []),
             *(statement.formatted(4) for statement in call.written.statements),
             "",

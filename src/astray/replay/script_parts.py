@@ -32,8 +32,8 @@ ULPS = '''
 def ulps(result, exact, dtype):
     """How far off each element is, in spacings of the numbers of its dtype.
 
-    A sum that cancels is as far off as its terms are, so the spacing is no less than that
-    at the root mean square of the row. Infinity counts as the largest number.
+    A sum that cancels is as far off as its terms are, so the spacing is no less than at
+    the root mean square of the row. Infinity counts as the largest number.
     """
     info = torch.finfo(dtype)
     columns = 1
@@ -60,7 +60,7 @@ def off(label, result, exact, dtype, most, most_rms):
     errors = ulps(result, exact, dtype)
     largest, rms = errors.max().item(), errors.square().mean().sqrt().item()
     at = tuple((errors == largest).nonzero()[0].tolist())
-    print(f"  {label}  {largest:.3g} ulps off at most, root mean square {rms:.2g}")
+    print(f"  {label}  {largest:.4g} ulps off at most, root mean square {rms:.3g}")
     if largest:
         worst = f"{result[at]:.6g}, exact {exact[at]:.9g}"
         print(f"            worst at {list(at)}: {worst}")
@@ -108,7 +108,7 @@ def main():
         recorded, true = tensors[f"recorded.{name}"], exact[name].detach()
         result = here[name].detach().cpu()
         print(f"\\n{name}, {recorded.dtype} {list(recorded.shape)}", end="; ")
-        print(f"rounding explains {most:.3g} ulps, root mean square {most_rms:.2g}")
+        print(f"rounding explains {most:.3g} ulps, root mean square {most_rms:.3g}")
         recorded_off |= off("recorded", recorded, true, dtype, most, most_rms)
         here_off |= off("here    ", result, true, dtype, most, most_rms)
         unequal = bits(recorded) != bits(result.to(recorded.dtype))

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from astray.replay.call_judgement import ReplayedTensor, execute_as_recorded, judge_call, rounding_dtype
+from astray.formatting import figures
+from astray.replay.call_judgement import ReplayedTensor, execute_as_recorded, judge_call, rank_of, rounding_dtype
 from astray.replay.calls import CannotReplayError, RebuiltCall, RecordedCalls
-from astray.replay.exact import Executed, execute
+from astray.replay.exact import Executed, Way, execute
 from astray.replay.judging import FUNCTION_ULPS, HALF_ULP, HALF_ULP_RMS, ROUNDINGS, SIGMAS, Judgement, Scale
 from astray.replay.source import WrittenCall, part_of, unused, write_function, write_module
 from astray.replay.torch_settings import written_settings
 from astray.stats.dtypes import DTYPES
 from astray.store import RankRun
-from astray.wording import two_digits
 
 _MOST_GAPS = 8
 """How many times the memory of its elements an input may lie in: a slice of queries, keys and values has three."""
@@ -64,6 +64,7 @@ class ExpectedResult(NamedTuple):
     dtype: torch.dtype
     most: float
     most_rms: float
+    judgement: Judgement
 
 
 class ScriptedCall(NamedTuple):
@@ -110,12 +111,9 @@ def scripted(calls: RecordedCalls, rank: RankRun, row: int) -> ScriptedCall:
     strides = {tensor["path"]: tensor["stride"] for _, tensor in calls.tensors(row) if tensor["role"] == "input"}
     inputs = _inputs(call, written, strides)
     backwards = _backwards(call, judged, written, inputs, own)
-    results: dict[str, ExpectedResult] = {}
-    for each in judged:
-        name, part, recorded, computed, true = _result(call, each, backwards, own, exact)
-        dtype = rounding_dtype(recorded, way)
-        limits = _limits(each.judgement, recorded, computed, true, dtype)
-        results[name] = ExpectedResult(part, stored_tensor(_compact(recorded)), dtype, *limits)
+    results = _results(call, judged, backwards, way, (own, exact))
+    if not results:
+        raise CannotReplayError(call.lost[-1])
     return ScriptedCall(
         written,
         inputs,
@@ -124,7 +122,7 @@ def scripted(calls: RecordedCalls, rank: RankRun, row: int) -> ScriptedCall:
         way.cast,
         call.drawn is not None,
         written_settings(call, calls.flags),
-        _summary(results, judged),
+        _summary(results),
         list(_origin(call, rank)),
         _recorded_on(call, rank),
     )
@@ -211,24 +209,33 @@ def _backwards(
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-class _Result(NamedTuple):
-    name: str
-    part: str
-    recorded: torch.Tensor
-    computed: torch.Tensor
-    exact: torch.Tensor
-
-
-def _result(
-    call: RebuiltCall, judged: ReplayedTensor, backwards: Iterable[WrittenBackward], own: Executed, exact: Executed
-) -> _Result:
-    """A result, or a gradient, with its name in the script and the expression for it."""
-    path, number = judged.path, judged.backward
-    if number is None:
-        return _Result(path, part_of(path), call.kept[path], own.outputs[path], exact.outputs[path])
-    name = next(each.sent[path] for each in backwards if each.number == number)
-    recorded = call.backwards[number].sent[path]
-    return _Result(name, name, recorded, own.gradients[number][path], exact.gradients[number][path])
+def _results(
+    call: RebuiltCall,
+    judged: Iterable[ReplayedTensor],
+    backwards: Iterable[WrittenBackward],
+    way: Way,
+    executed: tuple[Executed, Executed],
+) -> dict[str, ExpectedResult]:
+    """The judged results and gradients, by their names. executed: the call in its own dtype, and exact."""
+    gradients = {each.number: each.sent for each in backwards}
+    results: dict[str, ExpectedResult] = {}
+    for tensor in judged:
+        path, number, judgement = tensor.path, tensor.backward, tensor.judgement
+        if number is None:
+            name, part, recorded = path, part_of(path), call.kept[path]
+            own, exact = (each.outputs[path] for each in executed)
+        else:
+            name = part = gradients[number][path]
+            recorded = call.backwards[number].sent[path]
+            own, exact = (each.gradients[number][path] for each in executed)
+        rounds = judgement.unequal is None
+        if not rounds and not torch.equal(own, exact):
+            call.lost.append(f"{name}, which is another where the call is made in float64")
+            continue
+        dtype = rounding_dtype(recorded, way) if rounds else recorded.dtype
+        limits = _limits(judgement, recorded, own, exact, dtype)
+        results[name] = ExpectedResult(part, stored_tensor(_compact(recorded)), dtype, *limits, judgement)
+    return results
 
 
 def _limits(
@@ -257,18 +264,16 @@ def _limits(
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _summary(results: Mapping[str, ExpectedResult], judged: Iterable[ReplayedTensor]) -> str:
+def _summary(results: Mapping[str, ExpectedResult]) -> str:
     """What was found of the worst result."""
-    name, worst = max(zip(results, judged, strict=True), key=lambda each: each[1].judgement.surprise)
-    if worst.judgement.surprise <= 1:
+    name, worst = max(results.items(), key=lambda each: rank_of(each[1].judgement))
+    judgement = worst.judgement
+    if judgement.surprise <= 1:
         return "What was recorded is as exact as rounding allows."
-    if worst.judgement.unequal is not None:
-        return f"What was recorded is wrong: {worst.judgement.unequal:,} elements of {name}."
-    most = results[name].most
-    return (
-        f"What was recorded is wrong: {name} is {two_digits(worst.judgement.ulps)} ulps off, where rounding explains "
-        f"{two_digits(most)}."
-    )
+    if judgement.unequal is not None:
+        return f"What was recorded is wrong: {judgement.unequal:,} elements of {name}."
+    off, most = figures.surprise(judgement.ulps), figures.surprise(worst.most)
+    return f"What was recorded is wrong: {name} is {off} ulps off, where rounding explains {most}."
 
 
 def _origin(call: RebuiltCall, rank: RankRun) -> Iterator[str]:

@@ -185,24 +185,16 @@ def _parameters(kind: str, function: Any) -> list[str]:
     """What torch calls the arguments of a function, by position; the empty text where that is not known."""
     if kind in ("torch.Tensor.__getitem__", "torch.Tensor.__setitem__"):
         return ["input", "index", "value"]
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
-        return _of_operator(kind, function)
-    return [each.name if each.kind != inspect.Parameter.VAR_POSITIONAL else "" for each in parameters]
-
-
-def _of_operator(kind: str, function: Any) -> list[str]:
-    """The names in the schema of an operator, or of that which has the name of a function."""
     if isinstance(function, torch._ops.OpOverload):
         return [each.name for each in function._schema.arguments]
-    packet = getattr(torch.ops.aten, kind.rpartition(".")[2].strip("_"), None)
-    packet = getattr(torch.ops.aten, kind.rpartition(".")[2], packet)
-    if packet is None:
-        return []
-    schemas = [getattr(packet, overload)._schema.arguments for overload in packet.overloads()]
-    longest: Any = max(schemas[:1] or [[]], key=len)
-    return [each.name if "Tensor" in str(each.type) else "" for each in longest]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not written in Python: the operator of its name has the same
+        name = kind.rpartition(".")[2]
+        packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, name.strip("_"), None)
+        schema = getattr(packet, packet.overloads()[0])._schema.arguments if packet is not None else ()
+        return [each.name if "Tensor" in str(each.type) else "" for each in schema]
+    return [each.name if each.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD else "" for each in parameters]
 
 
 def _variables(call: RebuiltCall, parameters: list[str]) -> dict[str, str]:
@@ -214,7 +206,8 @@ def _variables(call: RebuiltCall, parameters: list[str]) -> dict[str, str]:
         position, *inside = path.removeprefix("kwargs.").split(".")
         if not path.startswith("kwargs."):
             place = int(position)
-            position = (parameters[place] if place < len(parameters) else "") or f"tensor_{position}"
+            known = parameters[place] if place < len(parameters) else ""
+            position = known or ("input" if not place else f"tensor_{place}")
         name = "_".join(["input" if position == "self" else position, *inside])
         found[path] = unused(name, found.values())
     return found | {path: found[earlier] for path, earlier in call.twins.items()}
