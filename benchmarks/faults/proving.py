@@ -22,7 +22,7 @@ from astray.locate.located import Located
 from astray.locate.programs import RecordingRequest
 from faults.declared import SETTINGS, Fault, Plant
 from faults.report import described
-from faults.scoring import score
+from faults.scoring import is_module, score
 from faults.training import Program, Training
 
 _FUNCTIONS = replace(SETTINGS["functions"], optimizer=True)
@@ -66,13 +66,17 @@ class Proof:
 
     @property
     def is_culprit(self) -> bool:
-        """Whether the first fault that it names is the declared culprit, in whatever words a recording has for it."""
+        """Whether the first fault that it names is the declared culprit, or in the code of its module."""
         found = self.located.faults[0].divergence if self.located is not None and self.located.faults else None
         settings = (SETTINGS["modules"], SETTINGS["updates"], SETTINGS["functions"], _FUNCTIONS)
-        return any(
-            score(found, self.fault.expected(setting), setting) == "exact"
+        expected = [
+            (self.fault.expected(setting), setting)
             for setting in settings
             if setting.sees(self.fault.culprit) or self.fault.shows
+        ]
+        return found is not None and any(
+            score(found, culprit, setting) == "exact" or (is_module(found, culprit) and found.phase == culprit.phase)
+            for culprit, setting in expected
         )
 
 

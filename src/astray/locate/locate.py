@@ -130,18 +130,18 @@ class _Walk:
             self._hints.setdefault("Values are not grafted between programs whose names differ (--map).")
         elif values is not None:
             suspect = Suspect.of(fault.divergence, values, closer)
-            whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
+            whole = self._whole_step(fault.divergence, grafts)
             grafts = self._grafted(fault, suspect, name, values, whole)
         elif fault.divergence.cause == "computation":
-            whole = self._whole_step(fault.divergence)._replace(grafts=grafts)
-            fault.trials.append(self._tried(trials.swapped, f"{name}-swap", fault.divergence, whole))
+            whole = self._whole_step(fault.divergence, grafts)
+            fault.trials.append(self._tried("swap", trials.swapped, f"{name}-swap", fault.divergence, whole))
         return fault, grafts
 
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
         begin, end = self._window(first)
         steps = str(end) if begin == end else f"{begin}:{end + 1}"
-        update = first.phase == "update" or first.cause == "parameter"
+        update = trials.is_of_parameter(first) or first.cause == "parameter"
         return RecordingRequest(
             steps=steps,
             until=end,
@@ -156,16 +156,17 @@ class _Walk:
         known = self._reference.steps
         if first.cause == "parameter" and first.step - 1 in known:
             return first.step - 1, first.step
-        if first.phase == "update" and first.step + 1 in known:
+        if trials.is_of_parameter(first) and first.step + 1 in known:
             return first.step, first.step + 1
         return first.step, first.step
 
-    def _whole_step(self, divergence: Divergence) -> RecordingRequest:
-        """How the step is recorded in which the divergence should be gone."""
-        base = self._as_reference([divergence.step + (divergence.phase == "update")])
-        if "/" in divergence.site and "function" not in base.level:  # a function is grafted where it is seen
+    def _whole_step(self, divergence: Divergence, grafts: tuple[str, ...]) -> RecordingRequest:
+        """How the step is recorded in which the divergence should be gone; that of an update shows in the next."""
+        base = self._as_reference([divergence.step + trials.is_of_parameter(divergence)])
+        functions = any("/" in graft.rpartition(":")[2] for graft in grafts) or "/" in divergence.site
+        if functions and "function" not in base.level:  # a function is grafted where it is seen
             base = base._replace(level=f"{base.level},function")
-        return base
+        return base._replace(grafts=grafts)
 
     def _values(self, first: Divergence, request: RecordingRequest, name: str) -> Run | None:
         """A recording of the reference with values around the suspect."""
@@ -177,14 +178,15 @@ class _Walk:
             self._hints.setdefault(self._record_again(again))
             return None
         run = self._shop.record(f"{name}-reference", again, self._reference_program)
-        if (differs := self._shop.compare(self._reference, run, steps=first.step).first) is not None:
-            self._hints.setdefault(
-                f"{self._reference_program} does not give what {relative_to_cwd(self._reference.path)} holds: "
-                f"{differs.place} differs. Its values were not used."
-            )
-            return None
-        self._details.append(run)
-        return run
+        differs = self._shop.compare(self._reference, run, steps=first.step).first
+        if differs is None:
+            self._details.append(run)
+            return run
+        self._hints.setdefault(
+            f"{self._reference_program} does not give what {relative_to_cwd(self._reference.path)} holds: "
+            f"{differs.place} differs. Its values were not used."
+        )
+        return None
 
     def _record_again(self, request: RecordingRequest) -> str:
         words = shlex.join(request.options())
@@ -204,16 +206,21 @@ class _Walk:
             except AstrayError as error:
                 self._hints.setdefault(str(error))
             else:
-                if close.first is not None:
-                    return Fault(close.first, close)
+                found = close.first  # what is given from outside of this part was not made there
+                if found is not None and (found.cause != "input" or first.cause == "input"):
+                    return Fault(found, close)
         return Fault(first, comparison)
 
     def _grafted(
         self, fault: Fault, suspect: Suspect, name: str, values: Run, whole: RecordingRequest
     ) -> tuple[str, ...]:
         """Tries the suspect with the reference's inputs, and replaces its results by the reference's."""
-        if fault.divergence.cause == "computation" and fault.divergence.phase != "update":
-            fault.trials.append(self._tried(trials.by_itself, name, suspect, values, whole))
+        if whole.until not in self._reference.steps:
+            text = "the reference ends with this step, so that what comes of it is not known"
+            fault.trials.append(Trial("graft", "nothing", text))
+            return whole.grafts
+        if fault.divergence.cause == "computation" and not trials.is_of_parameter(fault.divergence):
+            fault.trials.append(self._tried("inputs", trials.by_itself, name, suspect, values))
         try:
             found = trials.grafted(self._shop, f"{name}-graft", suspect, values, whole)
             if found.rest is not None and suspect.is_like(found.rest):
@@ -231,18 +238,20 @@ class _Walk:
     ) -> Grafted:
         """What remains is the same in other layers, or for other parameters: it is one fault, if all go at once."""
         request = self._closely(suspect.divergence, "")
-        match = "" if suspect.divergence.phase == "update" else rf"^{trials.in_every_layer(re.escape(suspect.site))}"
+        match = (
+            "" if trials.is_of_parameter(suspect.divergence) else rf"^{trials.in_every_layer(re.escape(suspect.site))}"
+        )
         wide = request._replace(match=match and f"{match}([./]|$)", optimizer="")
         if self._reference_program is not None and values in self._details:
             values = self._shop.record(f"{name}-reference-wider", wide, self._reference_program)
         wider = trials.grafted(self._shop, f"{name}-graft-wider", suspect, values, whole, wider=True)
         return wider if wider.rest is None else found
 
-    def _tried(self, trial: Callable[..., Trial], name: str, *given: Any) -> Trial:
+    def _tried(self, name: str, trial: Callable[..., Trial], *given: Any) -> Trial:
         try:
-            return trial(self._shop, name, *given)
+            return trial(self._shop, *given)
         except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
-            return Trial(name.rpartition("-")[2], "nothing", str(error))
+            return Trial(name, "nothing", str(error))
 
 
 def _listed(steps: Sequence[int], most: int | None = 10) -> str:

@@ -82,9 +82,12 @@ def _described(request: RecordingRequest) -> str:
 def module_of(divergence: Divergence) -> str:
     """The module whose call is blamed; empty outside of all."""
     site = divergence.site.partition("/")[0]
-    if divergence.phase == "update":  # the site is that of a parameter
-        return site.rpartition(".")[0]
-    return site
+    return site.rpartition(".")[0] if is_of_parameter(divergence) else site
+
+
+def is_of_parameter(divergence: Divergence) -> bool:
+    """Whether it is the update or the gradient of a parameter, whose site is that of the parameter."""
+    return divergence.phase == "update" or divergence.role == "gradient"
 
 
 def around(divergence: Divergence, run: RunData) -> str:
@@ -95,7 +98,7 @@ def around(divergence: Divergence, run: RunData) -> str:
     """
     module = module_of(divergence)
     if not module:
-        return "^/"
+        return rf"^(/|{re.escape(ROOT)}$)"
     if divergence.cause == "input":
         return rf"^(/|{re.escape(module)}(/|$))"
     if module == ROOT:
@@ -154,10 +157,10 @@ class Suspect(NamedTuple):
     def of(cls, divergence: Divergence, reference: Run, candidate: Run) -> Suspect:
         """What can be taken from the reference to set a divergence right."""
         module = module_of(divergence)
-        if divergence.phase == "update" or divergence.cause == "parameter":
+        if is_of_parameter(divergence) or divergence.cause == "parameter":
             return cls(divergence, module or ROOT)  # parameters belong to modules, also where functions are given them
         made_by_both = all(_has_site(run, divergence.site) for run in (reference, candidate))
-        if made_by_both and (divergence.role or divergence.cause == "input"):
+        if divergence.cause == "input" or (made_by_both and divergence.role and divergence.seen is None):
             return cls(divergence, divergence.site)
         if not module and divergence.seen is not None:
             return cls(divergence, divergence.seen.site)
@@ -166,7 +169,7 @@ class Suspect(NamedTuple):
     @property
     def noun(self) -> str:
         """What is taken from the reference, in a word."""
-        if self.divergence.phase == "update":
+        if is_of_parameter(self.divergence):
             return "updated parameters"
         if self._is_given_wrong:
             return "inputs"
@@ -180,8 +183,8 @@ class Suspect(NamedTuple):
     def grafts(self, values: Run, *, wider: bool = False) -> tuple[str, ...]:
         """What sets it right, as `--graft` takes it. wider: in all layers; of an update, all parameters."""
         site = re.escape(self.site)
-        if self.divergence.phase == "update" or self.divergence.cause == "parameter":
-            parts = [f"{'.*' if wider and self.divergence.phase == 'update' else site}@parameters"]
+        if is_of_parameter(self.divergence) or self.divergence.cause == "parameter":
+            parts = [f"{'.*' if wider and is_of_parameter(self.divergence) else site}@parameters"]
         elif self._is_given_wrong:
             parts = [f"{site}@inputs"]
         else:
@@ -199,8 +202,8 @@ class Suspect(NamedTuple):
 
     def is_like(self, rest: Divergence) -> bool:
         """Whether what remains is the same in another layer, or another parameter of the same update."""
-        if self.divergence.phase == "update":
-            return rest.cause == "parameter" or rest.phase == "update"
+        if is_of_parameter(self.divergence):
+            return rest.cause == "parameter" or is_of_parameter(rest)
         sites = (self.site, self.divergence.site)
         return any(rest.site != site and re.fullmatch(in_every_layer(re.escape(site)), rest.site) for site in sites)
 
@@ -264,18 +267,26 @@ def _times(surprise: float) -> str:
     return figures.surprise(surprise)
 
 
-def by_itself(shop: Workshop, name: str, suspect: Suspect, values: Run, request: RecordingRequest) -> Trial:
+def by_itself(shop: Workshop, name: str, suspect: Suspect, values: Run) -> Trial:
     """Whether the suspect's result is wrong also when it is given the reference's inputs and parameters."""
     divergence, site = suspect.divergence, suspect.site
     if divergence.clean and site == divergence.site:
         return Trial("inputs", "supports", "all that it is given is identical to the reference's, bit for bit")
-    graft = f"{relative_to_cwd(values.path)}:{re.escape(site)}@inputs,parameters"  # of a function weights are inputs
-    run = shop.record(f"{name}-inputs", request._replace(grafts=(*request.grafts, graft)))
-    found = shop.compare(values, run, steps=divergence.step, sites=f"^{re.escape(site)}$").first
+    inside = f"^{re.escape(site)}([./]|$)"
+    request = RecordingRequest(
+        steps=str(divergence.step),
+        until=divergence.step,
+        level="module,function",
+        keep="stats,tensors",
+        match=inside,
+        grafts=(f"{relative_to_cwd(values.path)}:{re.escape(site)}@inputs,parameters",),  # a function's weights too
+    )
+    run = shop.record(f"{name}-inputs", request)
+    found = shop.compare(values, run, steps=divergence.step, sites=inside).first
     if found is None:
         return Trial("inputs", "refutes", f"given the reference's inputs, what {site} makes of them is right", run.path)
-    text = f"given the reference's inputs, the {found.place.noun} of {site} is still wrong: {error_of(found)}"
-    return Trial("inputs", "supports", text, run.path)
+    text = f"given the reference's inputs, the {found.place.noun or 'result'} of {found.site} is still wrong"
+    return Trial("inputs", "supports", f"{text}: {error_of(found)}", run.path)
 
 
 class Grafted(NamedTuple):
@@ -314,7 +325,7 @@ def grafted(
 
 def _whose(suspect: Suspect, *, wider: bool) -> str:
     """In place of whose tensors."""
-    if wider and suspect.divergence.phase == "update":
+    if wider and is_of_parameter(suspect.divergence):
         return "all of them"
     if suspect.own_code:
         whose = f"all that the code of {suspect.site} makes"
