@@ -27,6 +27,10 @@ from astray.store import RankRun
 _MOST_GAPS = 8
 """How many times the memory of its elements an input may lie in: a slice of queries, keys and values has three."""
 
+_FEW = 8
+"""Where the largest error is so many times their root mean square, that is the error of a few elements, such as those
+of rows that cancel: they are all off together, and do not add up as many roundings do."""
+
 _LONGEST_TEXT = 120
 _VERSION = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 
@@ -252,7 +256,8 @@ def _limits(
     steps = FUNCTION_ULPS / HALF_ULP if dtype in (torch.float32, torch.float64) else 1.0
     most = ROUNDINGS * max(judgement.plain, plain.max, HALF_ULP * steps)
     strays = ROUNDINGS * (1 + SIGMAS * math.sqrt(2 / judgement.size))
-    most_rms = math.sqrt(strays) * max(judgement.plain_rms, plain.rms, HALF_ULP_RMS * steps)
+    factor = math.sqrt(strays) if plain.max <= _FEW * plain.rms else ROUNDINGS
+    most_rms = factor * max(judgement.plain_rms, plain.rms, HALF_ULP_RMS * steps)
     if judgement.surprise <= 1:
         return max(most, errors.max), max(most_rms, errors.rms)
     most = max(most, judgement.ulps / judgement.surprise)

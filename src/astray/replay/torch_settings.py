@@ -57,6 +57,8 @@ def _statements(call: RebuiltCall, flags: Mapping[str, Any]) -> Iterator[str]:
             yield _PRODUCTS["float32_matmul_precision", "high"]  # it was set by its newer name
     if any(word in call.name for word in ("conv", "norm", "lstm", "gru", "rnn")):
         wanted |= _CUDNN
+        if "cuda" not in call.devices and "norm" not in call.name:  # there cuDNN rounds to TF32, and this did not
+            flags = {**flags, "cudnn.conv.fp32_precision": "ieee"}
     if "attention" in call.name:
         wanted |= _ATTENTION
     for (name, value), statement in wanted.items():
