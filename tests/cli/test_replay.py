@@ -71,6 +71,7 @@ def test_one_call_is_shown_in_detail(runs: Path, capsys: pytest.CaptureFixture[s
 def test_steps_and_sites_narrow_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 of 8 calls" in said(capsys, 0, str(runs / "wrong"), "--steps", "1", "--rank", "0")
     assert "3 of 3 calls" in said(capsys, 0, str(runs / "wrong"), "0")
+    assert said(capsys, 1, str(runs / "wrong"), "2/linear#0", "--top", "1").count("2/linear#0    torch") == 1
     text = said(capsys, 1, str(runs / "wrong"), "--top", "2")
     assert "… 22 more calls. --top 0 shows all." in text
     assert "more calls" not in said(capsys, 1, str(runs / "wrong"), "--top", "0")

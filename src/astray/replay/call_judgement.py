@@ -16,7 +16,7 @@ import torch
 
 from astray.replay.calls import CannotReplayError, RebuiltCall
 from astray.replay.exact import HALVES, Executed, Way, execute, plans
-from astray.replay.functions import BREAKING_TIES, COMPOSED, CONTRACTING
+from astray.replay.functions import BREAKING_TIES, COMPOSED, CONTRACTING, CUMULATIVE
 from astray.replay.judging import Errors, Judgement, Scale, judge, judge_equal, worst
 
 _DRAWS = 4
@@ -189,10 +189,11 @@ def _order_of_sums(call: RebuiltCall, way: Way, target: _Target, scale: Scale) -
     Inputs that are changed by half an ulp of the working precision change a backward-stable result by as much as one
     rounding of each term. A sum of n terms in a row rounds n times, and gathers √n/2 of that; blocks and trees gather
     less. Of 16 bits the working precision is float32, but for kernels that round in between: there inputs are changed
-    by half of their own ulp.
+    by half of their own ulp. Cumulative ones may go on from each rounded result.
     """
     precision = torch.float64 if scale.dtype == torch.float64 else torch.float32
-    if COMPOSED.search(call.name) and scale.dtype in HALVES:
+    composed, cumulative = COMPOSED.search(call.name) is not None, CUMULATIVE.search(call.name) is not None
+    if (composed or cumulative) and scale.dtype in HALVES:
         precision = scale.dtype
     half = torch.finfo(precision).eps / 2
     exact = way._replace(dtype=torch.float64, noise=half)
@@ -207,7 +208,8 @@ def _order_of_sums(call: RebuiltCall, way: Way, target: _Target, scale: Scale) -
     if not found:
         return scale.errors(scale.exact, scale.exact)
     gathered = worst(found)
-    factor = 1.0 if precision in HALVES else max(1.0, math.sqrt(_terms(call, target)) / 2)
+    terms = max(target.recorded.shape, default=1) if cumulative else _terms(call, target)
+    factor = 1.0 if composed and precision in HALVES else max(1.0, math.sqrt(terms) / 2)
     return Errors(gathered.elements * factor, gathered.max * factor, gathered.rms * factor, gathered.tiles * factor)
 
 

@@ -99,6 +99,9 @@ CONTRACTING = re.compile(
 COMPOSED = re.compile(r"attention|lstm|gru|rnn")
 """Functions whose right kernels round to 16 bits between their parts, and that have results in which these cancel."""
 
+CUMULATIVE = re.compile(r"cum(sum|prod)|logcumsumexp")
+"""Functions of whose results each is a partial result of the next: CUDA's kernels go on from the rounded ones."""
+
 BREAKING_TIES = re.compile(r"(arg|cum)?(max|min|sort)|(nan)?median|topk|kthvalue|mode|unique\w*|\w*pool\w*")
 """Functions with indices among their results. Where values are equal, each implementation may name another."""
 

@@ -199,9 +199,13 @@ def _limits(
 
     One element may be off by all of them at once; of many elements they add up as their squares do.
     """
-    least = FUNCTION_ULPS if dtype in (torch.float32, torch.float64) else HALF_ULP
+    adds_in_it = dtype in (torch.float32, torch.float64)
+    least = FUNCTION_ULPS if adds_in_it else HALF_ULP
     rounding = max(plain.max, least)
-    roundings = plain.tiles.clamp(min=max(plain.rms, least * HALF_ULP_RMS / HALF_ULP))
+    # A sum that is added up in the dtype of the result has one error for all elements that are made of it, such as
+    # those of a channel: a tile may have drawn it as large as the worst of them.
+    usual = float(plain.tiles.max()) if adds_in_it else plain.rms
+    roundings = plain.tiles.clamp(min=max(usual, least * HALF_ULP_RMS / HALF_ULP))
     if allowance is not None:
         rounding = max(rounding, allowance.max)
         roundings = torch.maximum(roundings, allowance.tiles).clamp_(min=allowance.rms)

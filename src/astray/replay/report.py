@@ -22,7 +22,7 @@ _MOST_TYPES = 4
 
 _TABLE = TextTable(
     words=("site", "phase", "tensor", "where"),
-    droppable=("step", "dtype", "where", "plain"),
+    droppable=("dtype", "where", "plain"),
     min_widths={"site": 24, "where": 14, "tensor": 10},
     last_resort={"site": 12, "tensor": 6},
 )
@@ -45,11 +45,17 @@ def render(
     page.line()
     _verdict(page, replay)
     page.line()
+    shown = (replay.calls[:top] if top else replay.calls) if detailed else _shown(replay, top)
     if detailed:
-        for call in replay.calls:
+        for call in shown:
             _call_in_detail(page, call)
-    elif replay.calls:
-        _table(page, replay, top)
+    elif shown:
+        _table(page, shown)
+    if len(shown) < len(replay.calls):
+        page.line(f"… {counted(len(replay.calls) - len(shown), 'more call')}. --top 0 shows all.")
+        page.line()
+    if shown and not detailed:
+        page.entry("surprise", "how many times as far off as rounding explains: beyond 1 a call stands out", margin=0)
     _left_out(page, replay)
     return page.text()
 
@@ -71,24 +77,23 @@ def _verdict(page: TextPage, replay: Replay) -> None:
             page.code(f"{frame.file}:{frame.line} in {frame.function}", frame.code)
 
 
-def _table(page: TextPage, replay: Replay, top: int) -> None:
-    shown = replay.calls[: max(top, min(len(replay.stands_out), _MOST_STANDING_OUT))] if top else replay.calls
-    ranks = len({call.call["rank"] for call in replay.calls}) > 1
-    rows = [_cells(call, call.worst, ranks) for call in shown]
-    for line in _TABLE.lines(rows, page.table_width):
+def _shown(replay: Replay, top: int) -> list[ReplayedCall]:
+    """The first calls, and all that stand out."""
+    return replay.calls[: max(top, min(len(replay.stands_out), _MOST_STANDING_OUT))] if top else replay.calls
+
+
+def _table(page: TextPage, calls: list[ReplayedCall]) -> None:
+    places = [name for name in ("rank", "step", "micro") if len({call.call[name] for call in calls}) > 1]
+    for line in _TABLE.lines([_cells(call, call.worst, places) for call in calls], page.table_width):
         page.line(line)
     page.line()
-    if len(shown) < len(replay.calls):
-        page.line(f"… {counted(len(replay.calls) - len(shown), 'more call')}. --top 0 shows all.")
-        page.line()
-    page.entry("surprise", "how many times as far off as rounding explains: beyond 1 a call stands out", margin=0)
 
 
-def _cells(call: ReplayedCall, tensor: ReplayedTensor, ranks: bool) -> dict[str, str]:
+def _cells(call: ReplayedCall, tensor: ReplayedTensor, places: list[str]) -> dict[str, str]:
+    """What a row has. places: those of `rank`, `step` and `micro` in which the calls differ."""
     judgement = tensor.judgement
     return {
-        **({"rank": str(call.call["rank"])} if ranks else {}),
-        "step": str(call.call["step"]),
+        **{name: str(call.call[name]) for name in places},
         "site": f"{call.site}#{call.call['call']}",
         "phase": tensor.phase,
         "tensor": tensor.path,
