@@ -384,7 +384,7 @@ def test_options_behind_a_script_that_takes_them_are_not_mentioned(
         (["python3.12", "-m", "pkg.train"], "Say: astray run [options] -o RUN -m pkg.train"),
         (
             ["python3", "-m", "torch.distributed.run", "--nproc-per-node", "2", "a.py"],
-            "python -m torch.distributed.run --nproc-per-node 2 -m astray run [options] -o RUN a.py",
+            "python3 -m torch.distributed.run --nproc-per-node 2 -m astray run [options] -o RUN a.py",
         ),
     ],
 )

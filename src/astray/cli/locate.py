@@ -101,7 +101,7 @@ def _program(words: list[str]) -> ScriptProgram:
     script, *arguments = words[module:] or [""]
     if not script:
         raise UsageError("There is no script to run. Give it after REFERENCE: astray locate runs/a train.py --its 1")
-    parts = launched(script, module, arguments)
+    parts = launched(script, module, arguments, sys.executable)
     if parts is not None and parts.astray:
         return ScriptProgram(parts.program, [*parts.launcher, *parts.astray])
     if parts is not None:  # Python itself

@@ -73,19 +73,22 @@ class Launched(NamedTuple):
     program: list[str]
 
 
-def launched(script: str, module: bool, arguments: list[str]) -> Launched | None:
-    """The parts of a command line whose script is a launcher, or Python itself, whose `astray` is empty; else None."""
+def launched(script: str, module: bool, arguments: list[str], python: str = "python") -> Launched | None:
+    """The parts of a command line whose script is a launcher, or Python itself, whose `astray` is empty; else None.
+
+    python: what starts a launcher that is a module.
+    """
     name = script if module else Path(script).name
     is_python = not module and re.fullmatch(r"python[\d.]*", name) is not None
     if is_python and arguments[:1] == ["-m"] and arguments[1:2] and arguments[1] in LAUNCHERS:
-        return launched(arguments[1], True, arguments[2:])
+        return launched(arguments[1], True, arguments[2:], script)
     if not is_python and (name not in LAUNCHERS or (not module and Path(script).suffix == ".py")):
         return None
     at = next(
         (i for i, word in enumerate(arguments) if word.endswith(".py") or word in ("-m", "--module")), len(arguments)
     )
     own, program = arguments[:at], arguments[at:]
-    first = ["python", "-m", name] if module else [script]
+    first = [python, "-m", name] if module else [script]
     return Launched([*first, *own], [] if is_python else LAUNCHERS[name].split(), program)
 
 

@@ -125,6 +125,9 @@ class _Walk:
         closer = self._shop.record(f"{name}-closer", request)
         values = self._values(first, request, name)
         fault = self._named(first, comparison, closer, values, match)
+        if closer.info.framework != "torch":
+            self._hints.setdefault(f"Nothing is tried on programs of {closer.info.framework}: they are compared alone.")
+            return fault, grafts
         fault.trials.append(trials.replayed(closer, fault.divergence, values))
         if self._shop.has_other_names:
             self._hints.setdefault("Values are not grafted between programs whose names differ (--map).")
