@@ -45,7 +45,8 @@ from astray.wording import counted
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Named = list[tuple[str, Tensor]]
 
-_NOT_REACHED = "no call of the program took it"
+_NOT_MADE = "no such call was made and seen"
+_NOT_FOUND = "the call had no such tensor, or had it inside an object"
 
 
 class CannotGraftError(Exception):
@@ -95,8 +96,11 @@ class Grafts:
             grafted = _GraftedCall(call, callee, rows, (args, kwargs))
             if isinstance(callee, nn.Module):
                 self._overwrite_state(grafted, callee)
-            if grafted.has(False, "input") and not grafted.is_view_of_op:
-                self._replace_given(grafted, partial(self._replaced, grafted, "input"))
+            if grafted.has(False, "input"):
+                if grafted.takes_others:
+                    self._replace_given(grafted, partial(self._replaced, grafted, "input"))
+                else:
+                    grafted.leave_inputs()
             if isinstance(callee, nn.Module) and grafted.has(False, "output"):
                 grafted.note_versions(self._inputs_of(grafted))
             self._open[id(call)] = grafted
@@ -141,11 +145,11 @@ class Grafts:
         """What is to be grafted at a call, each from the first graft that has it."""
         found: dict[Place, _Row] = {}
         for graft in self._grafts:
-            for place, number in graft.rows_of(call).items():
+            for place, numbers in graft.rows_of(call).items():
                 if place in found:
-                    graft.left_to_another(number)
+                    graft.pass_over(numbers)
                 else:
-                    found[place] = _Row(graft, number)
+                    found[place] = _Row(graft, numbers[0], numbers[1:])
         return found
 
     def _overwrite_state(self, grafted: _GraftedCall, module: nn.Module) -> None:
@@ -202,7 +206,7 @@ class Grafts:
     def _replaced(self, grafted: _GraftedCall, role: Role, tensor: Tensor, path: str) -> Tensor:
         """What takes the place of a tensor: the run's values, with the gradient going on to the tensor."""
         row = grafted.rows.get(Place(False, role, path))
-        if row is not None and role == "output" and grafted.is_view_of_op:
+        if row is not None and role == "output" and grafted.is_op and grafted.is_view:
             row.graft.refused(row.number, "it is a view, and an op has to return it as one")
             return tensor
         values = None if row is None else self._values(grafted.call, row, tensor)
@@ -232,10 +236,12 @@ class Grafts:
     def _gradient_of(self, grafted: _GraftedCall, row: _Row) -> Callable[[Tensor], Tensor]:
         """What a hook does with a gradient. It outlives the call."""
         call = grafted.call
+        due = [row, *(_Row(row.graft, number, []) for number in row.later)]
 
         def replaced(gradient: Tensor) -> Tensor:
-            if self._removed or self._engine.paused or not self._engine.in_own_process:
+            if self._removed or self._engine.paused or not self._engine.in_own_process or not due:
                 return gradient
+            row = due.pop(0)
             with self._outside_of_the_program(f"the graft of a gradient of {call.site.name}"):
                 values = self._values(call, row, gradient)
                 return gradient if values is None else _with_gradient(gradient, values)
@@ -264,9 +270,11 @@ class _Applied:
         self._reference = ReferenceValues(graft, ranks[graft.run])
         self._step = -1
         self._rows: dict[CallKey, Rows] = {}
+        self._seen: set[CallKey] = set()  # calls of this step
         self._taken: set[int] = set()  # rows of this step
         self._refused: Counter[str] = Counter()
-        self.tensors = self.differed = self.unreached = 0
+        self._unreached: Counter[str] = Counter()
+        self.tensors = self.differed = 0
         self._check_level()
 
     def _check_level(self) -> None:
@@ -288,6 +296,7 @@ class _Applied:
         found = self._rows.get(key)
         if found is None and call.recompute:
             found = self._rows.get(key._replace(recompute=False))
+        self._seen.add(key)
         return found or {}
 
     def values(self, row: int, tensor: Tensor, *, counts: bool) -> Tensor | None:
@@ -315,9 +324,9 @@ class _Applied:
         self.tensors += 1
         self.differed += differs
 
-    def left_to_another(self, row: int) -> None:
-        """An earlier graft takes the same tensor."""
-        self._taken.add(row)
+    def pass_over(self, rows: list[int]) -> None:
+        """These are not to be grafted, or an earlier graft has them."""
+        self._taken.update(rows)
 
     def refused(self, row: int, why: str) -> None:
         self._taken.add(row)
@@ -329,17 +338,20 @@ class _Applied:
         step = self._engine.step
         if self._step != step:
             self._rows = self._reference.of_step(step) if step in self._engine.settings.steps else {}
-        rows = {row for key, rows in self._rows.items() if not key.recompute for row in rows.values()} - self._taken
-        self.unreached += len(rows)
-        if rows:
-            self._engine.missed(f"the graft of {self._graft.where}", _NOT_REACHED, len(rows))
+        for key, rows in self._rows.items():
+            left = 0 if key.recompute else len({row for each in rows.values() for row in each} - self._taken)
+            if left:
+                why = _NOT_FOUND if key in self._seen else _NOT_MADE
+                self._engine.missed(f"the graft of {self._graft.where}", why, left)
+                self._unreached[why] += left
         self._taken.clear()
+        self._seen.clear()
         self._step, self._rows = -1, {}
 
     def finish(self) -> None:
         if self._step == self._engine.step:  # a step that was begun
             self.end_step()
-        counts = {"tensors": self.tensors, "differed": self.differed, "unreached": self.unreached}
+        counts = {"tensors": self.tensors, "differed": self.differed, "unreached": self._unreached.total()}
         self._engine.setup.note(self._engine.step, SUBJECT, self._graft.where, {"from": self._graft.run, **counts})
         text = self._text()
         self._engine.remarks.append(text)
@@ -350,12 +362,11 @@ class _Applied:
         """What became of it, in a sentence."""
         graft = f"{relative_to_cwd(Path(self._graft.run))}, {self._graft.where}"
         if not self.tensors:
-            why = self._refused.most_common(1)[0][0] if self._refused else "no call that it names was made and seen"
+            why = [*self._refused, *self._unreached, "no step that it has was recorded"][0]
             return f"nothing was grafted from {graft}: {why}."
         parts = [f"grafted {counted(self.tensors, 'tensor')} from {graft}; {self._differing()}"]
-        parts += [f"{counted(count, 'tensor')} could not be grafted: {why}" for why, count in self._refused.items()]
-        if self.unreached:
-            parts.append(f"{counted(self.unreached, 'tensor')} of the run belong to no call that was made here")
+        left = (self._refused + self._unreached).most_common()
+        parts += [f"{counted(count, 'tensor')} could not be grafted: {why}" for why, count in left]
         return "; ".join(parts) + "."
 
     def _differing(self) -> str:
@@ -369,6 +380,7 @@ class _Row(NamedTuple):
 
     graft: _Applied
     number: int
+    later: list[int]  # when a backward pass goes there again
 
 
 # -- one call ----------------------------------------------------------------------------------------------------------
@@ -398,8 +410,21 @@ class _GraftedCall:
         self.versions = [(tensor, tensor._version) for _, tensor in inputs if not tensor.is_inference()]
 
     @property
-    def is_view_of_op(self) -> bool:
-        return self.is_op and bool(self.callee.is_view)
+    def is_view(self) -> bool:
+        """Whether it may return a view of what it is given."""
+        return not isinstance(self.callee, nn.Module) and bool(self.callee.is_view)
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether it may be given other tensors. A view is a way to write into the program's own, and those that
+        torch.autograd is asked about are tensors of its graph.
+        """
+        return not self.is_view and not str(self.call.site.type).startswith("torch.autograd.")
+
+    def leave_inputs(self) -> None:
+        for place, row in self.rows.items():
+            if not place.backward and place.role == "input":
+                row.graft.pass_over([row.number, *row.later])
 
     def written(self) -> list[Tensor]:
         """The arguments that the call has written into."""
@@ -563,4 +588,5 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 def _bits(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    return plain.contiguous().view(-1).view(torch.uint8)
+    flat = plain.contiguous().view(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # of one element the stride may be any

@@ -46,7 +46,8 @@ class Place(NamedTuple):
     path: str
 
 
-Rows = dict[Place, int]
+Rows = dict[Place, list[int]]
+"""The rows of a call. A place has several where a program goes backward through one graph several times."""
 
 
 def open_rank(run: str, rank: int) -> RankRun:
@@ -149,7 +150,7 @@ class ReferenceValues:
         return self._steps_of(self._rows)
 
     def of_step(self, step: int) -> dict[CallKey, Rows]:
-        """The rows of a step, by their calls. Of what a call has recorded twice, the first is meant."""
+        """The rows of a step, by their calls."""
         found: dict[CallKey, Rows] = {}
         calls, tensors = self._rank.calls, self._rank.tensors
         begin, end = np.searchsorted(self._steps, [step, step + 1])
@@ -164,7 +165,7 @@ class ReferenceValues:
                 bool(calls.numbers("recompute")[call]),
             )
             place = Place(backward, tensors["role"][row], tensors["path"][row])
-            found.setdefault(key, {}).setdefault(place, row)
+            found.setdefault(key, {}).setdefault(place, []).append(row)
         return found
 
     def value(self, row: int) -> torch.Tensor:
