@@ -29,13 +29,13 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
     parser.add_argument("--only", metavar="NAME,…", help="these faults and controls")
     parser.add_argument("--setting", metavar="NAME,…", help=f"of {', '.join(SETTINGS)}; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
-    parser.add_argument("--prove", action="store_true", help="instead: which of the faults `astray locate` proves")
+    parser.add_argument("--prove", action="store_true", help="instead: what `astray locate` proves of them")
     options = parser.parse_args(arguments)
     settings = [SETTINGS[name] for name in chosen(parser, options.setting, SETTINGS)]
     planted = [everything[name] for name in chosen(parser, options.only, everything)]
     begin = time.perf_counter()
     if options.prove:
-        print_proofs([one for one in planted if isinstance(one, Fault)])
+        print_proofs(planted)
         print(f"\n{time.perf_counter() - begin:.0f} s · {provenance(installed('astray', 'torch'))}")
         return
     with tempfile.TemporaryDirectory(prefix="astray-faults-") as folder, closing(Bench(Path(folder))) as bench:
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
         options.json.write_text(json.dumps([result.as_dict() for result in results], indent=1) + "\n")
 
 
-def print_proofs(faults: Sequence[Fault]) -> None:
+def print_proofs(planted: Sequence[Fault | Control]) -> None:
     proofs = []
     with tempfile.TemporaryDirectory(prefix="astray-proofs-") as folder:
-        for fault in filter(proving.applies, faults):
-            show_progress(fault.name)
-            proofs.append(proving.prove(fault, Path(folder) / fault.name))
+        for one in filter(proving.applies, planted):
+            show_progress(one.name)
+            proofs.append(proving.prove_planted(one, Path(folder) / one.name))
     show_progress("")
     print(f"### Proven by astray locate\n\n{proving.proof_table(proofs)}\n\n{proving.proof_totals(proofs)}")
 

@@ -1,16 +1,18 @@
-"""Which faults `locate` proves, each as a user would have it: the reference kept statistics of modules alone.
+"""Which faults `locate` proves, as a user would have it: the reference kept statistics of modules alone.
 
-The reference's program runs here, so that `locate` can record the guilty step of it again, with values.
+The reference's program runs here, so that `locate` can record the guilty step of it again, with values. Of a control
+nothing may be proven.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from tables import markdown
 
@@ -20,29 +22,35 @@ from astray.errors import AstrayError
 from astray.locate.locate import locate
 from astray.locate.located import Located
 from astray.locate.programs import RecordingRequest
-from faults.declared import SETTINGS, Fault, Plant
+from faults.declared import SETTINGS, Control, Culprit, Fault, Plant, Setting
 from faults.report import described
 from faults.scoring import is_module, score
 from faults.training import Program, Training
 
 _FUNCTIONS = replace(SETTINGS["functions"], optimizer=True)
+_SETTINGS = (SETTINGS["modules"], SETTINGS["updates"], SETTINGS["functions"], _FUNCTIONS)
+
+
+class Trains(Protocol):
+    """A training: its model, and the loop over its steps."""
+
+    model: object
+
+    def run(self, end_step: Callable[[], object]) -> None: ...
 
 
 @dataclass(frozen=True)
-class PlantedProgram:
-    """The training with what is planted in it, as `locate` runs it."""
+class TrainedProgram:
+    """A training as `locate` runs it. make: builds it anew, with what is planted in it."""
 
     name: str
-    program: Program
-    plants: Sequence[Plant] = ()
+    make: Callable[[], Trains]
 
     def __str__(self) -> str:
         return self.name
 
     def record(self, path: Path, request: RecordingRequest) -> None:
-        training = Training(self.program)
-        for plant in self.plants:
-            plant(training)
+        training = self.make()
         with (
             suppress(LastStep),
             astray.record(path, training.model, overwrite=True, **request.settings()) as recorder,
@@ -54,9 +62,13 @@ class PlantedProgram:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `locate` has found of a fault; `why` says what went wrong where it found nothing."""
+    """What `locate` has found of a fault, or of a control, which has no culprits.
 
-    fault: Fault
+    culprits: the call to name, as each setting of a recording has it. why: what went wrong where it found nothing.
+    """
+
+    name: str
+    culprits: Sequence[tuple[Culprit, Setting]]
     located: Located | None
     why: str = ""
 
@@ -65,63 +77,91 @@ class Proof:
         return "failed" if self.located is None else self.located.verdict
 
     @property
+    def found(self) -> astray.Divergence | None:
+        return self.located.faults[0].divergence if self.located is not None and self.located.faults else None
+
+    @property
     def is_culprit(self) -> bool:
         """Whether the first fault that it names is the declared culprit, or in the code of its module."""
-        found = self.located.faults[0].divergence if self.located is not None and self.located.faults else None
-        settings = (SETTINGS["modules"], SETTINGS["updates"], SETTINGS["functions"], _FUNCTIONS)
-        expected = [
-            (self.fault.expected(setting), setting)
-            for setting in settings
-            if setting.sees(self.fault.culprit) or self.fault.shows
-        ]
+        found = self.found
         return found is not None and any(
             score(found, culprit, setting) == "exact" or (is_module(found, culprit) and found.phase == culprit.phase)
-            for culprit, setting in expected
+            for culprit, setting in self.culprits
         )
 
 
-def prove(fault: Fault, folder: Path) -> Proof:
-    """Runs `locate` on a fault."""
-    right, wrong = PlantedProgram("right", fault.program), PlantedProgram(fault.name, fault.program, (fault.plant,))
+def prove_planted(planted: Fault | Control, folder: Path) -> Proof:
+    """Runs `locate` on a fault or a control of the small GPT."""
+    culprits = []
+    if isinstance(planted, Fault):
+        seen = [setting for setting in _SETTINGS if setting.sees(planted.culprit) or planted.shows]
+        culprits = [(planted.expected(setting), setting) for setting in seen]
+    right = TrainedProgram("right", partial(_training, planted.program))
+    wrong = TrainedProgram(planted.name, partial(_training, planted.program, planted.plant))
+    return prove(planted.name, culprits, right, wrong, folder)
+
+
+def _training(program: Program, plant: Plant | None = None) -> Training:
+    training = Training(program)
+    if plant is not None:
+        plant(training)
+    return training
+
+
+def prove(
+    name: str,
+    culprits: Sequence[tuple[Culprit, Setting]],
+    right: TrainedProgram,
+    wrong: TrainedProgram,
+    folder: Path,
+) -> Proof:
+    """Records the right program, and lets `locate` look for what is wrong in the other."""
     try:
         right.record(folder / "reference", RecordingRequest())
         reference = astray.open(folder / "reference")
-        return Proof(fault, locate(reference, wrong, folder / "walk", reference_program=right))
+        return Proof(name, culprits, locate(reference, wrong, folder / "walk", reference_program=right))
     except AstrayError as error:
-        return Proof(fault, None, str(error))
+        return Proof(name, culprits, None, str(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def applies(fault: Fault) -> bool:
-    """Faults of one process: this program runs its ranks in processes of its own."""
-    return fault.program.ranks == 1
+def applies(planted: Fault | Control) -> bool:
+    """Those of one process: the ranks of the others are processes of their own."""
+    return planted.program.ranks == 1
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def proof_table(proofs: Sequence[Proof]) -> str:
-    """One line for each fault: what was found, whether it is the culprit, and by what it was proven."""
-    rows = []
-    for proof in proofs:
-        located = proof.located
-        faults = located.faults if located is not None else []
-        by = ", ".join(trial.name for trial in faults[0].trials if trial.outcome == "proves") if faults else proof.why
-        mark = proof.verdict if proof.verdict == "proven" else f"**{proof.verdict}**"
-        rows.append(
-            [
-                proof.fault.name,
-                described(faults[0].divergence if faults else None),
-                "yes" if proof.is_culprit else "**no**",
-                mark,
-                by,
-            ]
-        )
-    return markdown(["fault", "found", "the culprit", "proven", "by"], rows, words=5)
+    """One line for each: what was found, whether it is the culprit, and by what it was proven."""
+    return markdown(["planted", "found", "the culprit", "proven", "by"], map(_line, proofs), words=5)
+
+
+def _line(proof: Proof) -> list[str]:
+    faults = proof.located.faults if proof.located is not None else []
+    by = ", ".join(trial.name for trial in faults[0].trials if trial.outcome == "proves") if faults else proof.why
+    right = "agrees" if not proof.culprits else "proven"
+    mark = proof.verdict if proof.verdict == right else f"**{proof.verdict}**"
+    culprit = "" if not proof.culprits else "yes" if proof.is_culprit else "**no**"
+    return [proof.name, described(proof.found), culprit, mark, by]
 
 
 def proof_totals(proofs: Sequence[Proof]) -> str:
-    proven = [proof for proof in proofs if proof.verdict == "proven"]
-    right = [proof for proof in proven if proof.is_culprit]
-    silent = [proof for proof in proofs if proof.verdict == "agrees"]
-    numbers = [len(proofs), len(right), len(proven) - len(right), len(proofs) - len(proven) - len(silent), len(silent)]
-    heads = ["faults", "proven, the culprit", "proven, something else", "not proven", "no alarm"]
-    return markdown(heads, [[str(number) for number in numbers]], words=0)
+    faults, controls = ([one for one in proofs if bool(one.culprits) is wanted] for wanted in (True, False))
+    proven = [one for one in faults if one.verdict == "proven"]
+    right = [one for one in proven if one.is_culprit]
+    silent = [one for one in faults if one.verdict == "agrees"]
+    alarms = [one for one in controls if one.verdict == "proven"]
+    numbers = {
+        "faults": len(faults),
+        "proven, the culprit": len(right),
+        "proven, something else": len(proven) - len(right),
+        "not proven": len(faults) - len(proven) - len(silent),
+        "no alarm": len(silent),
+        "controls": len(controls),
+        "agree": len([one for one in controls if one.verdict == "agrees"]),
+        "proven wrong": len(alarms),
+    }
+    return markdown(numbers, [map(str, numbers.values())], words=0)

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,20 @@ from faults.grid.catalogue import KINDS
 from faults.grid.controls import controls_table, judge_controls
 from faults.grid.judging import judge_all
 from faults.grid.models import MODELS
+from faults.grid.proving import prove_all
 from faults.grid.recording import read_index, record_all
 from faults.grid.report import print_report
 from faults.grid.sensitivity import DEPTHS, NOISES, curve, curve_table
 from faults.grid.training import STEPS
 from faults.grid.variants import DIFFERENCES
+from faults.proving import proof_table, proof_totals
 
 DESCRIPTION = """Faults in 15 models, beside honest differences of dtype, kernels and device.
 
     python benchmarks/faults grid record DIR [--half seen|unseen|all] [--models …] [--noise …] [--faults …]
     python benchmarks/faults grid judge DIR [--half …] [--details] [--json FILE]
     python benchmarks/faults grid controls DIR --seeds 1:9 [--models …] [--noise …]
+    python benchmarks/faults grid prove [--half …] [--models …] [--noise …] [--faults …] [--details]
     python benchmarks/faults grid sensitivity
 """
 
@@ -65,6 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     controls.add_argument("--keep", choices=("stats", "tensors"), default="stats")
     controls.add_argument("--noise-runs", type=int, default=0, metavar="N", help="compare with so many noise runs")
     controls.add_argument("--processes", type=int, default=2)
+    prove = commands.add_parser("prove", help="run `astray locate` on cases, and print how many faults it proves")
+    prove.add_argument("--half", choices=("seen", "unseen", "all"), default="all")
+    prove.add_argument("--models", metavar="NAME,…", help=f"of {', '.join(MODELS)}")
+    prove.add_argument("--noise", metavar="NAME,…", default=",".join(VALUES_BESIDE))
+    prove.add_argument("--faults", metavar="NAME,…", help="these faults; `control` for the controls")
+    prove.add_argument("--details", action="store_true", help="list each case, of the unseen half too")
+    prove.add_argument("--processes", type=int, default=2)
     sensitivity = commands.add_parser("sensitivity", help="find the smallest error of a weight that is named")
     sensitivity.add_argument("--noise", metavar="NAME,…", default=",".join(NOISES))
     sensitivity.add_argument("--depths", metavar="N,…", default=",".join(map(str, DEPTHS)))
@@ -76,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _judge(parser, options)
     elif options.command == "controls":
         _controls(parser, options)
+    elif options.command == "prove":
+        _prove(parser, options)
     else:
         _sensitivity(parser, options)
 
@@ -122,6 +135,21 @@ def _controls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
         options.folder, models, noises, seeds, options.keep, options.processes, options.steps, options.noise_runs
     )
     print(f"{controls_table(list(controls))}\n")
+    print(_made(begin))
+
+
+def _prove(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    models, noises = chosen(parser, options.models, MODELS), chosen(parser, options.noise, DIFFERENCES)
+    faults = chosen(parser, options.faults, {"control": None, **KINDS})
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="astray-proofs-") as folder:
+        proofs = prove_all(Path(folder), list(cells(models, noises, faults, options.half)), options.processes)
+    for half in dict.fromkeys(half for half, _ in proofs):
+        of_half = [proof for each, proof in proofs if each == half]
+        print(f"### Proven by astray locate, {half} half\n")
+        if half == "seen" or options.details:
+            print(f"{proof_table(of_half)}\n")
+        print(f"{proof_totals(of_half)}\n")
     print(_made(begin))
 
 
