@@ -27,7 +27,7 @@ from astray.foreign.msprobe.names import (
     positional,
     short,
 )
-from astray.records import ROOT, Frame, SpelledFrame, Spelling
+from astray.records import GENERATOR, ROOT, Frame, SpelledFrame, Spelling
 from astray.safe_text import parse_json
 from astray.wording import numeral
 
@@ -285,6 +285,8 @@ class StepEntries:
         is_forward = call["phase"] != "backward" or call["kind"] == "op"
         if role == "parameter":
             return "parameters", [path]
+        if path in GENERATOR and role == "state":
+            return "the state of a random generator", []
         if role not in ("input", "output"):
             return "a buffer of a module" if role == "state" else f"a tensor of role {role}", []
         if path == "out" or path.startswith("out."):
