@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from astray.capture.pytorch.kept_tensors import NotKeptError, kept_tensor
 from astray.errors import RunError
 from astray.records import GENERATOR, Frame, Setup
 from astray.replay.arguments import NotPlainError, Skeleton, parse_skeleton, paths
 from astray.replay.functions import OVERWRITING, RefusedNameError, ResolvedFunction, resolve
 from astray.replay.modules import CLASSES, NotALeafError, rebuild_module
-from astray.stats import dtypes
 from astray.store import RankRun
 from astray.store.columns import Table
 
@@ -308,18 +308,12 @@ class RecordedCalls:
 
     def _read(self, index: int, tensor: Mapping[str, Any]) -> torch.Tensor:
         """The values of a row as a tensor, on this processor, laid out in the order of the recorded strides."""
-        if tensor["placement"] is not None:
-            raise CannotReplayError("a part of a distributed tensor")
-        if tensor["part"] is not None:
-            raise CannotReplayError("a slice alone was kept of a tensor: record with keep=tensors and without slice")
-        if tensor["sampled"] is not None and tensor["sampled"] >= 0:
-            raise CannotReplayError("a sample alone was kept of a tensor: record with keep=tensors")
         if prod(tensor["shape"]) > MOST_ELEMENTS:
             raise CannotReplayError(f"more than {MOST_ELEMENTS:,} elements in the tensors of one call")
-        values = self._rank.verified(index)
-        if values is None:
-            raise CannotReplayError("the values of a tensor were not kept: record with keep=tensors")
-        return as_torch(values, tensor["dtype"], tensor["stride"])
+        try:
+            return kept_tensor(self._rank, index, tensor)
+        except NotKeptError as error:
+            raise CannotReplayError(str(error)) from None
 
 
 def _is(table: Table, column: str, word: str) -> npt.NDArray[np.bool_]:
@@ -357,39 +351,6 @@ def _twins(inputs: Mapping[str, Any], sent: set[str]) -> dict[str, str]:
                 twins[path] = earlier
                 break
     return twins
-
-
-_VIEWED = {
-    "bfloat16": torch.bfloat16,
-    **{name: getattr(torch, name) for name in dtypes.DTYPES if name.startswith("float8") and hasattr(torch, name)},
-}
-"""Dtypes that numpy lacks; their values are stored as unsigned integers."""
-
-
-def as_torch(values: npt.NDArray[Any], dtype: str, strides: tuple[int, ...] = ()) -> torch.Tensor:
-    """Stored values as a tensor, whose dimensions lie in memory in the order of `strides`, without gaps.
-
-    Dimensions of stride 0 are expanded ones again.
-    """
-    if dtype == "complex32" or dtype not in dtypes.DTYPES:
-        raise CannotReplayError(f"a tensor of {dtype}")
-    plain = torch.from_numpy(np.array(values, order="C"))
-    if dtype in _VIEWED:
-        plain = (
-            plain.view(torch.uint8).view(_VIEWED[dtype]) if plain.dtype == torch.uint8 else plain.view(_VIEWED[dtype])
-        )
-    if len(strides) != plain.dim() or not plain.numel() or min(strides, default=0) < 0:
-        return plain
-    order = sorted(range(plain.dim()), key=lambda dim: -strides[dim])
-    if order != list(range(plain.dim())):
-        plain = plain.permute(order).contiguous().permute([order.index(dim) for dim in range(plain.dim())])
-    if not any(stride == 0 and size > 1 for stride, size in zip(strides, plain.shape, strict=True)):
-        return plain
-    shape = plain.shape
-    for dim, stride in enumerate(strides):
-        if stride == 0 and shape[dim] > 1:
-            plain = plain.narrow(dim, 0, 1)
-    return plain.contiguous().expand(shape)
 
 
 def described(call: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from astray.errors import RunError
 from astray.stats import dtypes
 from astray.store import RankRun
 
@@ -22,17 +21,17 @@ class NotKeptError(Exception):
 
 
 def kept_tensor(rank: RankRun, index: int, row: Mapping[str, Any]) -> torch.Tensor:
-    """The values of a row of tensors, on this processor, laid out in the order of the recorded strides."""
+    """The values of a row of tensors, on this processor, laid out in the order of the recorded strides.
+
+    Raises RunError where the file does not have what was recorded.
+    """
     if row["placement"] is not None:
         raise NotKeptError("a part of a distributed tensor")
     if row["part"] is not None:
         raise NotKeptError("a slice alone was kept of a tensor: record with keep=tensors and without slice")
     if row["sampled"] is not None and row["sampled"] >= 0:
         raise NotKeptError("a sample alone was kept of a tensor: record with keep=tensors")
-    try:
-        values = rank.verified(index)
-    except RunError:
-        raise NotKeptError("a tensor that cannot be read from the run") from None
+    values = rank.verified(index)
     if values is None:
         raise NotKeptError("the values of a tensor were not kept: record with keep=tensors")
     return as_torch(values, row["dtype"], row["stride"])

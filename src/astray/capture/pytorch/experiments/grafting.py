@@ -36,7 +36,7 @@ from astray.capture.pytorch.experiments.reference_values import (
 from astray.capture.pytorch.experiments.round_trip import mapped
 from astray.capture.pytorch.kept_tensors import NotKeptError
 from astray.capture.pytorch.native.core import OpenCall
-from astray.errors import RecordError
+from astray.errors import RecordError, RunError
 from astray.log import logger
 from astray.process import relative_to_cwd
 from astray.records import Role
@@ -255,7 +255,9 @@ class Grafts:
             return row.graft.values(row.number, tensor, counts=not call.recompute)
         except (CannotGraftError, NotKeptError) as error:
             row.graft.refused(row.number, str(error))
-            return None
+        except RunError:
+            row.graft.refused(row.number, "a tensor that cannot be read from the run")
+        return None
 
 
 # -- one graft ---------------------------------------------------------------------------------------------------------
