@@ -103,13 +103,18 @@ def _sentence(findings: Sequence[Finding]) -> str:
         sides = f"{_swapped(first.reference)} in the reference and {_swapped(first.candidate)} in the candidate"
         return f"{things} {is_} {sides}."
     if first.subject == "graft":
-        sides = f"{_grafted(first.reference)} in the reference and {_grafted(first.candidate)} in the candidate"
-        return f"{things} {is_} {sides}."
+        return f"{things} {is_} grafted {_grafted(first)}."
     return _of_program(first, reference, candidate)
 
 
-def _grafted(run: Any) -> str:
-    return "the program's own" if run is None else f"grafted from {subject_text(run)}"
+def _grafted(finding: Finding) -> str:
+    """From which run, and in which of the two."""
+    reference, candidate = subject_text(finding.reference), subject_text(finding.candidate)
+    if finding.reference is None:
+        return f"from {candidate} in the candidate, and not in the reference"
+    if finding.candidate is None:
+        return f"from {reference} in the reference, and not in the candidate"
+    return f"from {reference} in the reference and from {candidate} in the candidate"
 
 
 def _swapped(to: Any) -> str:

@@ -575,7 +575,7 @@ def test_the_run_says_what_was_grafted(reference: Path, tmp_path: Path) -> None:
     record(tmp_path / "c", Faults(activation=1), graft=f"{reference}:h.1.mlp.act")
     comparison = astray.compare(reference, tmp_path / "c")
     assert str(comparison.setup[-1]) == (
-        f"h.1.mlp.act@outputs is the program's own in the reference and grafted from {reference} in the candidate."
+        f"h.1.mlp.act@outputs is grafted from {reference} in the candidate, and not in the reference."
     )
 
 
