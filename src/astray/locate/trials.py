@@ -114,8 +114,13 @@ def _has_site(run: RunData, site: str) -> bool:
 
 
 def _has_children(run: RunData, module: str) -> bool:
-    sites = {site for rank in run.ranks.values() for site in rank.calls.coded("site").values if site}
-    return any(re.fullmatch(_children(module), site) for site in sites)
+    """Whether calls of modules that are directly inside of a module were recorded."""
+    for rank in run.ranks.values():
+        kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
+        of_modules = set(sites.codes[kinds.codes == kinds.code("module")].tolist())
+        if any(re.fullmatch(_children(module), sites.values[code] or "") for code in of_modules):
+            return True
+    return False
 
 
 def _children(module: str) -> str:
