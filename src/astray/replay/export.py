@@ -105,7 +105,8 @@ def _check(target: Path, values: Path, force: bool) -> None:
 
 
 def _place(call: Mapping[str, Any]) -> str:
-    return f"{call['site']}#{call['call']} in step {call['step']}"
+    micro = f", micro step {call['micro']}" if call["micro"] else ""
+    return f"{call['site']}#{call['call']} in step {call['step']}{micro}"
 
 
 # -- which call --------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _docstring(call: ScriptedCall, script_name: str, values_name: str) -> str:
             f"It needs torch, and {values_name} beside it. It says how far the recorded result and that of this device "
             f"are from the exact one, and whether they are the same to the bit. {exact}"
         ),
-        _filled("Exit code 0: this device is as exact as rounding allows, 1: it is not, 2: it does not run here."),
+        _filled("Exit code 0: this device is as exact as rounding allows, 1: it is not, 125: it does not run here."),
     ]
     return '"""' + "\n\n".join(paragraphs) + '\n"""'
 

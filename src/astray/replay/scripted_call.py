@@ -284,7 +284,8 @@ def _summary(results: Mapping[str, ExpectedResult]) -> str:
 def _origin(call: RebuiltCall, rank: RankRun) -> Iterator[str]:
     """Where the call was recorded, and what of it is left out."""
     row = call.call
-    yield f"Exported by astray from {_plain(row['site'])}, call {row['call']} of step {row['step']}."
+    step = f"step {row['step']}" + (f", micro step {row['micro']}" if row["micro"] else "")
+    yield f"Exported by astray from {_plain(row['site'])}, call {row['call']} of {step}."
     stack = rank.stack(row["stack"]) if row["stack"] is not None else []
     if stack:
         file = PureWindowsPath(stack[0].file).name  # which knows both kinds of separators

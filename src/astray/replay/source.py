@@ -123,7 +123,8 @@ def write_function(call: RebuiltCall, tuples: bool) -> WrittenCall:
 def _overwrites(function: ResolvedFunction, parameters: list[str], args: list[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call writes to its first argument."""
     place = parameters.index("inplace") if "inplace" in parameters else len(args)
-    return bool(args) and (function.in_place or kwargs.get("inplace") is True or args[place : place + 1] == [True])
+    asked = [*args[place : place + 1], kwargs.get("inplace", False)]
+    return bool(args) and (function.in_place or any(each is not False for each in asked))
 
 
 def _copied(overwritten: Any) -> Statement:
