@@ -8,6 +8,7 @@ functions.py    which functions a run may name, and nothing else of torch
 arguments.py    the arguments of a call, out of its skeleton and the kept tensors
 modules.py      leaf modules of torch.nn, out of their recorded settings and parameters
 exact.py        executes a call in one way: in float64, in its own dtype, with inputs rounded otherwise
+call_judgement.py  one call: which ways it is executed in, until its results are explained or stand out
 judging.py      how far a result is off, in ulps and in tiles, and whether rounding explains it
 export.py       one call as a script and a file of tensors; scripted_call.py: what they say of it
 script.py       the text of such a script; source.py: the call as Python; script_parts.py: what all scripts have
