@@ -2,6 +2,7 @@
 
 recorder.py           a recording: start, step, stop
 settings.py           what is recorded; config_file.py, selection.py and function_list.py are parts of it
+graft_words.py        what of another run takes the place of the program's values, in words
 adapters.py           what the recorder needs of a framework, and which adapter a model has
 engine.py             which calls are recorded, and steps, pauses and the end
 observer.py           the tensors of calls; measurement_cache.py, nonfinite_values.py

@@ -321,7 +321,7 @@ class _ScriptRecording:
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.is_incomplete):
             print_note(f"astray: {self._recorder.summary()}")
-        for remark in self._recorder.remarks:
+        for remark in self._recorder.remarks if rank_and_world_size(os.environ)[0] == 0 else ():
             print_note(f"astray: {remark}")
         if guard is not None and guard.has_seen_any:
             print_note(f"astray: {guard.summary}.{look_hint(guard.trips)}")

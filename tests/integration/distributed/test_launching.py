@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import astray
+from astray.capture.graft_words import graft_notes
 from astray.capture.settings import LEVELS
 from integration.distributed.launching import HERE, start, torchrun
 
@@ -93,3 +94,18 @@ def test_a_killed_rank_loses_nothing_that_was_acknowledged(victim: int, tmp_path
         rows = [np.count_nonzero(steps == step) for step in range(last + 1)]
         assert set(rows) == {rows[0]}
         assert rows[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_each_rank_is_given_its_own_values(tmp_path: Path, kind: str) -> None:
+    """`--single-step` of the same program: no bit of any rank changes, and every rank has found its tensors."""
+    kept = ("--level", "module,function", "--keep", "tensors")
+    astray_run(tmp_path / "a", kind, *kept)
+    run = astray_run(tmp_path / "b", kind, *kept, "--single-step", str(tmp_path / "a" / "run"))
+    assert outcome(tmp_path / "b", kind) == outcome(tmp_path / "a", kind)
+    for rank in run.ranks.values():
+        [note] = graft_notes(rank.setup)
+        assert (note.where, note.unreached) == ("every call", 0)
+        assert note.differed == 0 or kind == "fsdp"  # which gives its own functions memory that is not filled yet
+        assert note.tensors > 100

@@ -5,6 +5,7 @@ tensors.py           a torch tensor → what the engine needs to measure it
 shards.py            which part of a distributed tensor this process holds
 hooks.py             the base of our hooks, and copies of a model without them
 patches.py           the functions of torch that are replaced while a recording runs
+kept_tensors.py      the values that a run has kept → torch tensors
 torch_code.py        which code is torch's own machinery
 discovery.py         the models of a program that knows nothing of astray, and scalers that skip a step
 gradients.py         the gradients of calls and of parameters
@@ -16,5 +17,5 @@ _torch.pyi           what native/ looks like from Python
 calls/               forward calls: modules, functions, ops, collectives
 native/              what every call, tensor and gradient goes through, in C++, built on first use
 compiled/            torch.compile
-experiments/         what users try with a suspect, and perturbed inputs
+experiments/         what users try with a suspect: swaps, grafts, perturbed inputs
 """

@@ -2,6 +2,7 @@
 
 determinism.py   no dropout, the same seed, the same bits
 perturbation.py  inputs changed by a rounding
+grafting.py      values of another run in the place of the program's; reference_values.py reads them
 swapping.py      what runs elsewhere: a module, a function or op in it, a callable of the program
 program_swaps.py the same in a script that knows nothing of it (`astray run --swap`)
 
