@@ -175,6 +175,7 @@ def compare(
     allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
+    replay: bool = True,
     **matching: Unpack[MatchingOptions],
 ) -> Comparison:
     """Compares two runs and finds the first divergence.
@@ -194,9 +195,10 @@ def compare(
     allow_missing: runs agree even if some tensors are only in one of them; `astray help reports`.
     progress: called now and then with (done, total) while values are read.
     processes: how many ranks to compare at once; one for each core by default, where that saves time.
+    replay: whether calls that look wrong are executed again in both runs of PyTorch, where these kept values.
     """
     from astray.comparison.comparison import compare
-    from astray.results.comparison import Comparison
+    from astray.results.comparison import REPLAYER, Comparison
 
     data = compare(
         reference,
@@ -208,6 +210,7 @@ def compare(
         allow_missing=allow_missing,
         progress=progress,
         processes=processes,
+        replayer=REPLAYER if replay else None,
         **matching,
     )
     return Comparison.of(data)

@@ -72,6 +72,11 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
     )
     judging.add_argument("--exact", action="store_true", help="the runs should be bit-identical: nothing is rounding")
     judging.add_argument(
+        "--no-replay",
+        action="store_true",
+        help="execute no call again; by default those that look wrong are, in both runs of PyTorch that kept values",
+    )
+    judging.add_argument(
         "--allow-missing",
         action="store_true",
         help="tensors that only one run has are fine: exit code 0 if the rest agrees",
@@ -197,6 +202,7 @@ def _replicas(options: argparse.Namespace) -> int:
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `compare` for the options of `add_comparison_options`."""
+    from astray.results.comparison import REPLAYER
     from astray.web.options import tolerances_of
 
     return {
@@ -206,6 +212,7 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
         "allow_missing": options.allow_missing,
         "metrics": options.metric,
         "processes": options.processes,
+        "replayer": None if options.no_replay else REPLAYER,
         **_matching(options),
     }
 

@@ -44,12 +44,13 @@ def main(options: argparse.Namespace) -> int:
 
     page = read_page()
     server = _server()
+    from astray.results.comparison import REPLAYER
     from astray.web.run_list import RunList
     from astray.web.safety import AccessToken
     from astray.web.workspace import Workspace
 
     run_list = RunList(options.runs)
-    workspace = Workspace(run_list, _fixed(options))
+    workspace = Workspace(run_list, _fixed(options), None if options.no_replay else REPLAYER)
     token = AccessToken()
     with server.listen(options.host, options.port) as bound:
         if len(run_list) == len(run_list.named) <= 2:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from astray.comparison.blame.detours import find_equivalent_rows
 from astray.comparison.blame.suspects import Suspect, find_suspects
 from astray.comparison.divergence import Divergence
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import Failures, Metric, failed, find_metrics
 from astray.comparison.measure.evidence import Progress
@@ -74,6 +75,7 @@ def compare(
     allow_missing: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
+    replayer: str | None = None,
     **options: Unpack[MatchingOptions],
 ) -> ComparisonData:
     """Compare a run that is right with one that may be wrong.
@@ -92,6 +94,7 @@ def compare(
         have begun.
     processes: how many ranks to compare at once. As many as there are cores by default, if that saves time; fewer take
         less memory. With runs that are open already or metrics that are functions there is only this process.
+    replayer: the dotted name of what executes calls again, "package.module:name", see `CallReplayer`; None for nothing.
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
@@ -100,7 +103,10 @@ def compare(
     matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**options))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
-    judging = JudgeOptions(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
+    of_torch = all(run.info.framework == "torch" for run in (runs.reference, runs.candidate))
+    judging = JudgeOptions(
+        find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact, replayer if of_torch else None
+    )
     matching, renamed = pair_names(runs.reference, runs.candidate, matching.of_runs(runs.reference, runs.candidate))
     matching.check_mapping(runs.candidate)
     check_layouts(runs.reference, runs.candidate, matching)
@@ -113,6 +119,10 @@ def compare(
         _check([one.noise[number] for one in ranks if len(one.noise) > number], runs.reference, run, matching)
     tally = _check([one.tally for one in ranks], recorded.reference, recorded.candidate, matching)
     failures = sum((one.failures for one in ranks), Failures())
+    replays, begin = dict[int, ReplayedPair](), 0
+    for one in ranks:
+        replays |= {begin + row: replayed for row, replayed in one.replays.items()}
+        begin += one.pairs.length
     pairs = table([one.pairs for one in ranks])
     notes = [
         *unnamed,
@@ -135,6 +145,7 @@ def compare(
         allow_missing,
         exact,
         matching.mapping,
+        replays,
     )
 
 
@@ -179,6 +190,7 @@ class ComparisonData:
     allow_missing: whether tensors that are only in one run are fine, whatever they are.
     exact: whether the runs were to be bit-identical.
     mapping: what the candidate is called in the reference.
+    replays: what executing calls again in both runs says, by row of `pairs`; few calls are.
     """
 
     reference: RunData
@@ -192,6 +204,7 @@ class ComparisonData:
     allow_missing: bool = False
     exact: bool = False
     mapping: Mapping = NOTHING
+    replays: dict[int, ReplayedPair] = field(default_factory=dict)
 
     @property
     def first(self) -> Divergence | None:
@@ -201,7 +214,7 @@ class ComparisonData:
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:
         """The calls that are most surprising, whether or not anything diverged, the most surprising first."""
-        return find_suspects(self.pairs, self.firsts)
+        return find_suspects(self.pairs, self.firsts, self.replays)
 
     @property
     def of_checkpoints(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astray.comparison.blame.explanation import CERTAIN, UNKNOWN, explained, sureness
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import SENTENCES, Reason
 from astray.records import Frame, Statistics
@@ -104,6 +105,7 @@ class Divergence:
         what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from
         is, `rule` what decided, and `siblings` how many others it was compared with. `furthest` says in which slice of
         the tensor that is, where slices are the measure: "slice 3 of dimension 0".
+    replay: what executing the call again in both runs says, where both kept the values of its inputs and results.
     settings: what was set differently and explains it; then look there first.
     clean: whether all that the call was given was recorded and is identical, so that nothing before it explains it.
     magnitude: the largest absolute difference known; exact from all values, a lower bound from some or from statistics.
@@ -132,6 +134,7 @@ class Divergence:
     rule: str = ""
     siblings: int = 0
     furthest: str = ""
+    replay: ReplayedPair | None = None
     settings: tuple[SetupDifference, ...] = ()
     clean: bool = False
     stack: tuple[Frame, ...] = ()
@@ -222,12 +225,12 @@ class Divergence:
     def sureness(self) -> str:
         """How sure it is that this is wrong, in a word.
 
-        A setting, a tolerance, another shape or kind of number, NaN and integers leave no doubt, however small the
-        error. Fingerprints alone do not tell rounding from anything else.
+        A setting, a tolerance, a replay, another shape or kind of number, NaN and integers leave no doubt, however
+        small the error. Fingerprints alone do not tell rounding from anything else.
         """
         if SENTENCES[Reason.BITS_ONLY] in self.judged.reason:
             return UNKNOWN
-        doubtful = self.surprise > 1 and self.rule != "tolerance" and not self.settings
+        doubtful = self.surprise > 1 and self.rule not in ("tolerance", "replay") and not self.settings
         return sureness(self.surprise) if doubtful else CERTAIN
 
     @property

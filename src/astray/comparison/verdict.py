@@ -47,6 +47,7 @@ class Rule(IntEnum):
     TOLERANCE = 6
     SEEN_BEFORE = 7
     UNMOVED = 8
+    REPLAY = 9
 
 
 class EvidenceSource(IntEnum):
@@ -60,7 +61,7 @@ class EvidenceSource(IntEnum):
     VALUES = 5
 
 
-RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before", "unmoved"]
+RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before", "unmoved", "replay"]
 
 LABELS = [
     "identical",  # the same bits
@@ -123,6 +124,9 @@ class Reason(IntFlag):
     UNORDERED = 1 << 32
     APART = 1 << 33
     NOT_MOVED = 1 << 34
+    REPLAYED_REFERENCE = 1 << 35
+    REPLAYED_CANDIDATE = 1 << 36
+    CAME_IN = 1 << 37
 
 
 SENTENCES = {
@@ -162,6 +166,9 @@ SENTENCES = {
     "keep='tensors'",
     Reason.NOT_MOVED: "it has the reference's own bits, though the mapping lays it out in another order",
     Reason.APART: "the mapping says that the two programs compute it in ways of their own",
+    Reason.REPLAYED_REFERENCE: "the reference's result is not what its call gives for its inputs, as a replay shows",
+    Reason.REPLAYED_CANDIDATE: "the candidate's result is not what its call gives for its inputs, as a replay shows",
+    Reason.CAME_IN: "both results are what the call gives for its inputs, as replays show",
     Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }
 
@@ -211,6 +218,10 @@ class Judgement:
             reason=np.zeros(pairs, np.int64),
             metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
         )
+
+    def copy(self) -> Judgement:
+        """The same to decide about; what was measured is shared."""
+        return Judgement(**{name: getattr(self, name).copy() for name in DECIDED}, metrics=self.metrics)
 
     def take(self, at: Ints) -> Judgement:
         """What is decided about some pairs so far."""

@@ -40,6 +40,7 @@ import numpy as np
 from astray.comparison.blame.suspects import Suspect
 from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, TensorPlace
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import AGREEING
 from astray.records import Statistics
@@ -108,7 +109,7 @@ def _divergence(divergence: Divergence) -> dict[str, Any]:
     fields = {field.name: getattr(divergence, field.name) for field in dataclasses.fields(divergence)}
     del fields["order"]
     place = fields.pop("place")
-    fields |= {"judged": divergence.judged, "sureness": divergence.sureness}
+    fields |= {"judged": divergence.judged, "sureness": divergence.sureness, "replay": _replay(divergence.replay)}
     fields |= {"settings": [setup_entry(setting) for setting in divergence.settings]}
     fields = {name: _place(value) if isinstance(value, TensorPlace) else value for name, value in fields.items()}
     for side in ("reference", "candidate"):
@@ -117,6 +118,18 @@ def _divergence(divergence: Divergence) -> dict[str, Any]:
         fields[side] = cells | {"fingerprint": None if fingerprint is None else f"{fingerprint:016x}"}
         fields[side]["statistics"] = _statistics(cells["statistics"])
     return _place(place) | fields
+
+
+def _replay(replay: ReplayedPair | None) -> dict[str, Any] | None:
+    """What executing a call again says, with `why` in words."""
+    if replay is None:
+        return None
+    return {
+        "finding": replay.finding,
+        "why": str(replay),
+        "reference": replay.reference,
+        "candidate": replay.candidate,
+    }
 
 
 def _place(place: TensorPlace) -> dict[str, Any]:
@@ -134,6 +147,7 @@ def _suspect(suspect: Suspect) -> dict[str, Any]:
         | _place(suspect.place)
         | numbers
         | {"deviation": suspect.error, "sureness": suspect.sureness, "why": str(suspect)}
+        | {"replay": _replay(suspect.replay)}
     )
 
 

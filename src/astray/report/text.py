@@ -38,6 +38,18 @@ _WORTH_REPORTING = 0.7
 _WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
 _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
 
+_SAID_ELSEWHERE = tuple(
+    SENTENCES[reason]
+    for reason in (
+        Reason.VICTIM,
+        Reason.SCALED,
+        Reason.REPLAYED_REFERENCE,
+        Reason.REPLAYED_CANDIDATE,
+        Reason.CAME_IN,
+    )
+)
+"""Reasons that a report of a divergence gives under another heading."""
+
 _Row = tuple[str, str, str, str]
 
 
@@ -99,6 +111,7 @@ def _divergence(page: TextPage, comparison: ComparisonData, first: Divergence) -
     page.entry("error", error_of(first))
     page.entry("how sure", how_sure(first, comparison.exact))
     page.entry("exact", why_bits_count(first) if comparison.exact else ())
+    page.entry("replay", replay_of(first))
     page.entry("cause", cause_of(first))
     _sides(page, first)
     if first.previous is not None:
@@ -106,6 +119,11 @@ def _divergence(page: TextPage, comparison: ComparisonData, first: Divergence) -
     page.entry("after it", consequences(first))
     page.entry("also", first.evidence[len(first.settings) + 1 :])
     page.line()
+
+
+def replay_of(divergence: Divergence) -> tuple[str, ...]:
+    """What executing its call again in both runs says; empty where that was not tried."""
+    return () if divergence.replay is None else (str(divergence.replay),)
 
 
 def cause_of(divergence: Divergence) -> tuple[str, ...]:
@@ -224,8 +242,7 @@ def why_bits_count(divergence: Divergence) -> list[str]:
 
 def _remarks(place: TensorPlace) -> Iterator[str]:
     """Further reasons why a tensor was judged as it was."""
-    in_cause = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])
-    return (text for text in place.reason.split("; ") if text and text not in in_cause)
+    return (text for text in place.reason.split("; ") if text and text not in _SAID_ELSEWHERE)
 
 
 def _amount(divergence: Divergence, error: float) -> str:
@@ -438,7 +455,9 @@ def suspects_apart_from(comparison: ComparisonData, reported: Sequence[TensorPla
 
 def suspect_line(suspect: Suspect, comparison: ComparisonData) -> str:
     """A suspect: where it is, how surprising, and why."""
-    return _surprise_line(comparison, suspect.place, suspect.rank, suspect.score, str(suspect))
+    replayed = suspect.replay is not None and suspect.replay.finding != "not replayed"
+    why = f"{suspect}; replayed: {suspect.replay}" if replayed else str(suspect)
+    return _surprise_line(comparison, suspect.place, suspect.rank, suspect.score, why)
 
 
 def most_surprising(comparison: ComparisonData) -> str:

@@ -264,6 +264,8 @@ def facts_of(divergence: Divergence) -> Iterator[Fact]:
     for name in ("furthest", "magnitude"):
         yield name, getattr(divergence, name)
     yield "measured by", divergence.measured_by
+    if divergence.replay is not None:
+        yield "replay", str(divergence.replay)
     if divergence.frame is not None:
         yield "line", f"{divergence.frame.file}:{divergence.frame.line} in {divergence.frame.function}"
         yield "code", divergence.frame.code

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 AnyPath = str | os.PathLike[str]
 
+REPLAYER = "astray.replay.verifying:ReplayedRank"
+"""What executes calls again for a comparison, which imports it where it is needed: it takes torch."""
+
 
 class Comparison(ComparisonData):
     """The result of comparing two runs.
@@ -32,6 +35,7 @@ class Comparison(ComparisonData):
     setup: what was set differently in the two runs, those first that change results.
     allow_missing: whether tensors that are only in one run are fine, whatever they are.
     exact: whether the runs were to be bit-identical.
+    replays: what executing calls again in both runs says, by row of `pairs`; few calls are.
     """
 
     @staticmethod

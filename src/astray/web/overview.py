@@ -23,6 +23,7 @@ from astray.report.text import (
     how_sure,
     notes_of,
     other_line,
+    replay_of,
     reported_others,
     suspect_line,
     why_bits_count,
@@ -150,7 +151,8 @@ def _evidence(first: Divergence, exact: bool) -> list[str]:
     """The error, how sure it is, why bits count if they do, and the evidence without what was set differently."""
     sure = [f"How sure: {text}." for text in how_sure(first, exact)]
     bits = [f"Exact: {text}" for text in why_bits_count(first)] if exact else []
-    return [f"Error: {error_of(first)}.", *sure, *bits, *first.evidence[len(first.settings) :]]
+    replayed = [f"Replay: {text}." for text in replay_of(first)]
+    return [f"Error: {error_of(first)}.", *sure, *bits, *replayed, *first.evidence[len(first.settings) :]]
 
 
 def _link(pairs: Table, place: TensorPlace, rank: int, sentence: str) -> Document:

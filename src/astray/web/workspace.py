@@ -76,11 +76,13 @@ class Workspace:
     """The runs, the view that is shown, and the job under way.
 
     fixed: arguments of `compare` that hold for every comparison and that the page cannot change, such as a mapping.
+    replayer: what executes calls again for a comparison, as `compare` takes it.
     """
 
-    def __init__(self, runs: RunList, fixed: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, runs: RunList, fixed: Mapping[str, Any] | None = None, replayer: str | None = None) -> None:
         self.runs = runs
         self._fixed = dict(fixed or {})
+        self._replayer = replayer
         self._lock = threading.RLock()
         self._shown: ShownView | None = None
         self._job = BackgroundJob()
@@ -142,7 +144,7 @@ class Workspace:
         if all(_is_of_hooktools(path) for path in (reference, candidate)):  # the metric that its users look at first
             metrics = arguments.get("metrics") or []
             arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
-        view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
+        view = ComparisonView(compare(reference, candidate, progress=progress, replayer=self._replayer, **arguments))
         if arguments.get("micro") != "joined":  # joined runs have other tables than the files
             for number, run in zip(chosen, view.runs, strict=True):
                 self.runs.keep(number, run)

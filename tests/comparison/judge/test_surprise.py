@@ -47,7 +47,8 @@ def test_a_fault_stands_out_of_the_noise_of_bfloat16(tmp_path: Path, keep: Any, 
     """Every element is off by up to half a percent; in the norm of a thousand of them that is ten times less."""
     how = {"model": half, "keep": keep} | BFLOAT16
     plant = lambda net: scaled(net.h[3].up, factor)  # noqa: E731
-    found = astray.compare(train(tmp_path / "a", **how), train(tmp_path / "b", plant, noise=NOISE[True], **how))
+    runs = train(tmp_path / "a", **how), train(tmp_path / "b", plant, noise=NOISE[True], **how)
+    found = astray.compare(*runs, replay=False)
     assert (found.first.site, found.first.rule) == ("h.3.up", "siblings")
     assert found.first.siblings == 5
     assert found.first.surprise > 1

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from astray.comparison.divergence import TensorPlace
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.measure.metrics import error_of_values
 from astray.comparison.measure.pieces import stretches
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.rows import Ints, StringTable
 from astray.comparison.setup.arguments import are_of_one_framework
-from astray.comparison.verdict import AGREEING, SENTENCES, Reason, Verdict
+from astray.comparison.verdict import AGREEING, RULES, SENTENCES, Reason, Rule, Verdict
 from astray.errors import RunError
 from astray.safe_text import parse_json
 from astray.stats.kernels import Strided, contrast
@@ -167,6 +168,22 @@ def unmatched(pairs: Table, before: int) -> Iterator[str]:
             place = TensorPlace.of(pairs, int(rows[-1]))
             many = f"{len(rows):,} tensors are" if len(rows) > 1 else "One tensor is"
             yield f"{many} {verdict.label} before it, the last at {place}."
+
+
+def cleared(pairs: Table, replays: Mapping[int, ReplayedPair], before: int) -> str:
+    """Which results before row `before` would count as wrong by themselves, but for their replays; empty for none."""
+    rule = pairs.coded("rule")
+    settled = rule.codes == rule.code(RULES[Rule.REPLAY])
+    rows = [row for row, replay in sorted(replays.items()) if row < before and replay.finding == "inputs"]
+    rows = [row for row in rows if settled[row]]
+    if not rows:
+        return ""
+    count = f"{counted(len(rows), 'tensor')} before it, first {TensorPlace.of(pairs, rows[0])}, " + (
+        "are" if len(rows) > 1 else "is"
+    )
+    return (
+        f"{count} further off than expected, but not to blame: replayed in both runs, the call gives what was recorded."
+    )
 
 
 class Onset(NamedTuple):

@@ -53,6 +53,8 @@ def explained(
     what = f"{_subject(measure, of, furthest)} off by {two_digits(deviation)}{part}"
     if rule == "seen before":
         return f"{what}, as where it was seen first"
+    if rule == "replay":
+        return f"{what}, which the call does not make of its inputs"
     if rule == "tolerance":
         return f"{what}; the tolerance is {two_digits(limit)}"
     if rule == "start":

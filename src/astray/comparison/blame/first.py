@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from astray.comparison.blame.explanation import furthest_slice
 from astray.comparison.blame.setup_causes import effects, explaining
 from astray.comparison.blame.weights import STATE_ROLES, OtherWeights, has_role
 from astray.comparison.divergence import Divergence, Side, TensorPlace
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.setup.setup_difference import SetupDifference
@@ -38,32 +41,56 @@ SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
 def find_divergences(
-    pairs: Table, rank: int, reference: RankRun, candidate: RankRun, setup: Sequence[SetupDifference] = ()
+    pairs: Table,
+    rank: int,
+    reference: RankRun,
+    candidate: RankRun,
+    setup: Sequence[SetupDifference] = (),
+    replays: Mapping[int, ReplayedPair] = MappingProxyType({}),
 ) -> list[Divergence]:
     """The first divergence of one rank, and after it those that are not its victims; none when no pair is wrong.
 
-    `pairs` and `setup`, what was set differently, are those of this rank alone.
+    `pairs`, `setup`, what was set differently, and `replays`, what replaying a call says of a pair, are of this rank
+    alone.
     """
-    wrong = np.isin(pairs.coded("verdict").codes, BAD)
-    origin = wrong & pairs.numbers("origin") & ~healed(pairs, wrong, reference)
-    without_parameter = _results_without_parameter(pairs, reference, candidate)
-    wrong[without_parameter] = origin[without_parameter] = True
+    wrong, origin = _wrong_rows(pairs, reference, candidate)
     found: list[tuple[Culprit, tuple[SetupDifference, ...]]] = []
-    if origin.any():
-        rows = [_start(pairs, origin), *np.flatnonzero(origin).tolist()]
-        for row in _at_distinct_sites(pairs, rows):
-            culprit = Culprit(pairs, rank, reference, candidate, wrong, row)
-            found.append((culprit, _explaining_settings(culprit, setup)))
+    for row in _rows_to_explain(pairs, origin):
+        culprit = Culprit(pairs, rank, reference, candidate, wrong, row)
+        found.append((culprit, _explaining_settings(culprit, setup)))
     for row, setting in effects(pairs, setup):
         if not any(setting in settings for _, settings in found):
             with_row = wrong.copy()
             with_row[row] = True
             found.append((Culprit(pairs, rank, reference, candidate, with_row, row), (setting,)))
             found.sort(key=lambda one: one[0].start)  # a setting is the first divergence where it is the earliest
-    return [_divergence(culprit, settings) for culprit, settings in found]
+    divergences = [_divergence(culprit, settings, replays) for culprit, settings in found]
+    if divergences and (cleared := clues.cleared(pairs, replays, found[0][0].start)):
+        divergences[0] = replace(divergences[0], evidence=(*divergences[0].evidence, cleared))
+    return divergences
 
 
 # -- which rows to explain ---------------------------------------------------------------------------------------------
+
+
+def rows_to_explain(pairs: Table, reference: RankRun, candidate: RankRun) -> list[int]:
+    """The rows of one rank that are wrong by themselves, and that `find_divergences` finds a call to blame for."""
+    return _rows_to_explain(pairs, _wrong_rows(pairs, reference, candidate)[1])
+
+
+def _wrong_rows(pairs: Table, reference: RankRun, candidate: RankRun) -> tuple[Bools, Bools]:
+    """The rows that are wrong, and of these the ones that are so by themselves."""
+    wrong = np.isin(pairs.coded("verdict").codes, BAD)
+    origin = wrong & pairs.numbers("origin") & ~healed(pairs, wrong, reference)
+    without_parameter = _results_without_parameter(pairs, reference, candidate)
+    wrong[without_parameter] = origin[without_parameter] = True
+    return wrong, origin
+
+
+def _rows_to_explain(pairs: Table, origin: Bools) -> list[int]:
+    if not origin.any():
+        return []
+    return _at_distinct_sites(pairs, [_start(pairs, origin), *np.flatnonzero(origin).tolist()])
 
 
 def _at_distinct_sites(pairs: Table, rows: Sequence[int]) -> list[int]:
@@ -165,7 +192,9 @@ def related(site: str, other: str) -> bool:
 # -- the record of one -------------------------------------------------------------------------------------------------
 
 
-def _divergence(culprit: Culprit, settings: tuple[SetupDifference, ...]) -> Divergence:
+def _divergence(
+    culprit: Culprit, settings: tuple[SetupDifference, ...], replays: Mapping[int, ReplayedPair]
+) -> Divergence:
     """What a report shows of a culprit, and of the settings that explain it."""
     pairs, start, shown = culprit.pairs, culprit.start, culprit.shown
     entry = culprit.place_of(culprit.entry)
@@ -187,6 +216,7 @@ def _divergence(culprit: Culprit, settings: tuple[SetupDifference, ...]) -> Dive
         rule=pairs["rule"][start] or "",
         siblings=int(pairs["siblings"][start]),
         furthest=furthest_slice(pairs, start),
+        replay=replays.get(start) or replays.get(shown),
         settings=settings,
         clean=_is_clean(culprit),
         magnitude=_magnitude(culprit),

@@ -11,6 +11,7 @@ bases.py        base = error in ⊕ own rounding
 flips.py        a part of own rounding: gates, choices and optimizers on numbers that are off
 siblings.py     gains (error / base) of the same row at other sites
 surprise.py     the allowed gain, and how far beyond it a row is
+replays.py      what executing a call again in both runs says of it
 verdicts.py     what follows
 victims.py      what has come of wrong rows
 windows.py      the steps of a rank, a few at a time, with what their rows share: float32 precision, a common factor
@@ -19,6 +20,6 @@ thresholds.py   every number by which a verdict is decided, with its reason
 """
 
 from astray.comparison.judge.siblings import Gains
-from astray.comparison.judge.verdicts import judge, noise_gains
+from astray.comparison.judge.verdicts import Measured, Settled, decide, measure_pairs, noise_gains
 
-__all__ = ["Gains", "judge", "noise_gains"]
+__all__ = ["Gains", "Measured", "Settled", "decide", "measure_pairs", "noise_gains"]

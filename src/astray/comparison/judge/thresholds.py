@@ -238,6 +238,12 @@ may hold nothing but rounding."""
 MIN_FACTOR = 1e-2
 """A common factor closer to one is rounding of the loss."""
 
+# -- calls that are executed again -------------------------------------------------------------------------------------
+
+OWN_SHARE = 0.5
+"""A difference came in with the inputs of a call where no more than this share of it is the call's own. Of values that
+are off by several roundings the share is far smaller, of sums that a biased kernel shifts it is 1."""
+
 # -- bounds of the computation -----------------------------------------------------------------------------------------
 
 MAX_ERROR = 1e3

@@ -1,16 +1,18 @@
 """Turns what was measured into verdicts: which rows agree, which are wrong by themselves, and which are their victims.
 
-The last stage of `judge`. Every row gets a limit by one rule (the column `rule`): a tolerance of the user, a noise run,
-the row's siblings, or a model (`surprise`); `start` for what has no sources; `bits` where nothing may differ. A row
-beyond its limit is an *origin*. Its *victims* (`victims`) are rows that came of it and are further off than their
-other sources explain.
+The last stage of `judge`. Every row is judged by one rule (the column `rule`): a tolerance of the user, the replay of
+its call, a noise run, the row's siblings, or a model (`surprise`); `start` for what has no sources; `bits` where
+nothing may differ. A row beyond its limit is an *origin*. Its *victims* (`victims`) are rows that came of it and are
+further off than their other sources explain.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.bases import find_bases, shared_rounding
@@ -22,27 +24,66 @@ from astray.comparison.judge.surprise import find_surprise
 from astray.comparison.judge.victims import TaintTracker
 from astray.comparison.judge.windows import WindowColumns, beyond_floats, comparable, one_ahead, undecided_windows
 from astray.comparison.measure.evidence import Evidence, Progress
-from astray.comparison.rows import Bools, Ints
+from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import AGREEING, BAD, MEASURES, Judgement, Reason, Rule, Verdict
 from astray.graph.keys import mixed_key
 
 BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
 
 
-@beyond_floats
-def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
-    """Judge every pair of one rank.
+class Settled(NamedTuple):
+    """What replaying calls has settled, one entry per pair.
 
-    noise: the gains that noise runs showed. exact: whatever is not identical has diverged.
+    wrong, right: by itself, whatever limits say. surprise: how many times further off than its inputs explain.
+    reason: flags of `Reason`.
     """
+
+    wrong: Bools
+    right: Bools
+    surprise: Floats
+    reason: npt.NDArray[np.int64]
+
+    @classmethod
+    def nothing(cls, pairs: int) -> Settled:
+        return cls(
+            np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_), np.full(pairs, np.nan), np.zeros(pairs, np.int64)
+        )
+
+    def take(self, at: Ints) -> Settled:
+        """That of some pairs."""
+        return Settled(self.wrong[at], self.right[at], self.surprise[at], self.reason[at])
+
+
+class Measured(NamedTuple):
+    """The pairs of a rank, measured, and what bits and shapes have decided."""
+
+    evidence: Evidence
+    judged: Judgement
+    facts: Facts
+
+
+@beyond_floats
+def measure_pairs(evidence: Evidence, progress: Progress | None = None) -> Measured:
+    """Measure every pair of one rank. `progress` is called with (done, total) pairs whose values had to be read."""
     judged = Judgement.empty(len(evidence.pairs.reference), evidence.custom_metrics.names)
-    facts = measure(evidence, judged, progress)
+    return Measured(evidence, judged, measure(evidence, judged, progress))
+
+
+@beyond_floats
+def decide(measured: Measured, noise: list[Gains], exact: bool = False, settled: Settled | None = None) -> Judgement:
+    """Judge every pair of one rank. What was measured stays as it is, and can be judged again.
+
+    noise: the gains that noise runs showed. exact: whatever is not identical has diverged. settled: what is known of
+    some pairs by replaying their calls.
+    """
+    evidence, facts = measured.evidence, measured.facts
+    judged = measured.judged.copy()
     if not evidence.pairs.matched.any():
         return judged
     if evidence.blocks is not None:
         _judge_checkpoint(evidence, judged, facts)
     else:
-        _judge_steps(evidence, judged, facts, noise)
+        _judge_steps(evidence, judged, facts, noise, settled or Settled.nothing(len(judged.verdict)))
     if exact:
         inexact = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
         judged.verdict[inexact] = Verdict.DIVERGED
@@ -71,14 +112,14 @@ def _judge_checkpoint(evidence: Evidence, judged: Judgement, facts: Facts) -> No
     judged.origin[:] = np.isin(judged.verdict, BAD)
 
 
-def _judge_steps(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
+def _judge_steps(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains], settled: Settled) -> None:
     """Judge a rank window by window, unless bits have decided about every pair."""
     history = _History.empty(evidence)
     moves = np.zeros(len(judged.verdict))
     for columns in one_ahead(undecided_windows(evidence, judged, moves)):
         rows, current = columns.window.rows, np.flatnonzero(columns.window.current)
         of_window = judged.take(rows)
-        window_judge = _WindowJudge(columns, of_window, facts.take(rows), history.take(rows))
+        window_judge = _WindowJudge(columns, of_window, facts.take(rows), history.take(rows), settled.take(rows))
         found = window_judge.decide([gains.take(rows) for gains in noise])
         history.put(rows[current], found.take(current))
         judged.put(rows[current], of_window.take(current))
@@ -135,8 +176,11 @@ class _WindowJudge:
     `current` rows are those of this window's own steps. Of these `undecided` are not bit-identical, and measured.
     """
 
-    def __init__(self, columns: WindowColumns, judged: Judgement, facts: Facts, history: _History) -> None:
+    def __init__(
+        self, columns: WindowColumns, judged: Judgement, facts: Facts, history: _History, settled: Settled
+    ) -> None:
         self.evidence, self.judged, self.facts, self.history = columns.evidence, judged, facts, history
+        self.settled = settled
         self.sources, self.scaling, self.errors = columns.sources, columns.scaling, columns.errors
         self.bases, self.negligible = columns.bases, columns.negligible
         self.provenance = self.sources.provenance
@@ -151,7 +195,8 @@ class _WindowJudge:
         wrong = np.asarray(judged.surprise > 1)
         wrong |= self._wrong_at_start() | self._wrong_integers() | self._reordered()
         wrong |= self._unlike_siblings() | self._moved_in_one_run() | self._scaled_gradients()
-        wrong &= self.undecided
+        wrong = (wrong | self.settled.wrong) & ~self.settled.right & self.undecided
+        self._keep_settled()
         has_tolerance = ~np.isnan(self.evidence.tolerance) & self.undecided
         wrong = np.where(has_tolerance, judged.error > self.evidence.tolerance, wrong)
         self._keep_tolerance(has_tolerance)
@@ -326,6 +371,14 @@ class _WindowJudge:
         return np.asarray(beyond | (errors.sums > t.SUM_SIGMAS * roundings / errors.sqrt_count))
 
     # -- verdicts --------------------------------------------------------------------------------------------------
+
+    def _keep_settled(self) -> None:
+        """Replays say by how much a row is further off than its call explains, and not how far off it may be."""
+        judged, settled = self.judged, self.settled
+        rows = np.flatnonzero((settled.wrong | settled.right) & self.undecided)
+        judged.rule[rows], judged.surprise[rows] = Rule.REPLAY, settled.surprise[rows]
+        judged.limit[rows] = np.nan
+        judged.reason[rows] |= settled.reason[rows]
 
     def _keep_tolerance(self, rows: Bools) -> None:
         judged, tolerance = self.judged, self.evidence.tolerance

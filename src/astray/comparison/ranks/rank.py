@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.blame.first import find_divergences
+from astray.comparison.blame.first import find_divergences, rows_to_explain
 from astray.comparison.divergence import Divergence
-from astray.comparison.judge import Gains, judge, noise_gains
+from astray.comparison.judge import Gains, Measured, decide, measure_pairs, noise_gains
+from astray.comparison.judge.replays import ReplayedPair
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import CustomMetrics, Failures
 from astray.comparison.measure.evidence import (
@@ -35,6 +36,7 @@ from astray.comparison.pair.checkpoints import find_worst
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.pair.joined_runs import join_ranks
 from astray.comparison.pair.matching import Matching
+from astray.comparison.ranks.replaying import MOST_CALLS, MOST_ROUNDS, Replays
 from astray.comparison.rows import CALL_COLUMNS, WORDS, Floats, Ints, Rows, StringTable, Vocabularies, read_rows
 from astray.comparison.setup.differences import of_rank
 from astray.comparison.setup.setup_difference import SetupDifference
@@ -53,11 +55,12 @@ class RankSides(NamedTuple):
 
 
 class JudgeOptions(NamedTuple):
-    """What all ranks are judged with."""
+    """What all ranks are judged with. replayer: see `Replays`; None where no call is to be replayed."""
 
     custom_metrics: CustomMetrics
     tolerances: Tolerances = Tolerances()
     exact: bool = False
+    replayer: str | None = None
 
 
 class PairCounts(NamedTuple):
@@ -87,6 +90,7 @@ class RankComparison(NamedTuple):
     noise: how much could be compared of the further recordings of the reference.
     accounts: what the tables of reference and candidate say of themselves.
     setup: what was set differently.
+    replays: what replaying a call says of a pair.
     """
 
     rank: int
@@ -97,6 +101,7 @@ class RankComparison(NamedTuple):
     failures: Failures
     accounts: tuple[RankSummary | None, RankSummary | None]
     setup: list[SetupDifference]
+    replays: dict[int, ReplayedPair]
 
 
 def compare_rank(
@@ -117,15 +122,15 @@ def compare_rank(
     ]
     gains = [_gains(one, recorded, sides.reference) for one in noise]
     judged = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, gains)
-    words = {name: vocabulary.words for name, vocabulary in judged.vocabularies.items()}
-    pairs = RankPairs(len(judged.pairs.reference), _columns(judged), words)
+    judged, replays = _with_replays(judged, sides, judging, progress)
+    pairs = _pairs(judged)
     divergences = []
     if sides.reference is not None and sides.candidate is not None:
         rows = table([pairs._replace(columns=dict(pairs.columns))])
         if isinstance(sides.reference, CheckpointRank):
             divergences = find_worst(rows, rank, sides.reference, sides.candidate)
         else:
-            divergences = find_divergences(rows, rank, sides.reference, sides.candidate, setup)
+            divergences = find_divergences(rows, rank, sides.reference, sides.candidate, setup, replays)
     return RankComparison(
         rank,
         pairs,
@@ -135,7 +140,41 @@ def compare_rank(
         judging.custom_metrics.failures,
         (_summary(sides.reference), _summary(sides.candidate)),
         setup,
+        replays,
     )
+
+
+def _with_replays(
+    judged: _Judged, sides: RankSides, judging: JudgeOptions, progress: Progress | None
+) -> tuple[_Judged, dict[int, ReplayedPair]]:
+    """The rank as it is judged where calls can be replayed, and what replays say of pairs.
+
+    Where every bit counts they only say whose bits are worse.
+    """
+    reference, candidate = sides.reference, sides.candidate
+    tables = (reference, candidate)
+    if judging.replayer is None or any(run is None or isinstance(run, JoinedRank | CheckpointRank) for run in tables):
+        return judged, {}
+    assert reference is not None
+    assert candidate is not None
+    replays = Replays(judging.replayer, reference, candidate, len(judged.pairs.reference))
+    for number in range(MOST_ROUNDS):
+        rows = table([_pairs(judged)])
+
+        def report(done: int, total: int, round_begins: int = number * MOST_CALLS) -> None:
+            if progress is not None:
+                progress(round_begins + done, round_begins + total)
+
+        proven = replays.look_at(rows, rows_to_explain(rows, reference, candidate), report)
+        if not proven or judging.exact:
+            break
+        judged = judged._replace(judgement=decide(judged.measured, judged.noise, judging.exact, replays.settled))
+    return judged, replays.pairs
+
+
+def _pairs(judged: _Judged) -> RankPairs:
+    words = {name: vocabulary.words for name, vocabulary in judged.vocabularies.items()}
+    return RankPairs(len(judged.pairs.reference), _columns(judged), words)
 
 
 def _recorded(run: RankRun | None) -> RankRun | None:
@@ -150,6 +189,8 @@ class _Judged(NamedTuple):
     vocabularies: Vocabularies
     pairs: Alignment
     evidence: Evidence
+    measured: Measured
+    noise: list[Gains]
     judgement: Judgement
 
 
@@ -189,8 +230,10 @@ def _judge(
         or run_reference.fingerprints == run_candidate.fingerprints,
     )
     rows = np.append(reference.tensor, -1)[pairs.reference]
-    judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
-    return _Judged(rank, reference, candidate, vocabularies, pairs, evidence, judgement)
+    of_noise = [gains._replace(rows=rows) for gains in noise]
+    measured = measure_pairs(evidence, progress)
+    judgement = decide(measured, of_noise, judging.exact)
+    return _Judged(rank, reference, candidate, vocabularies, pairs, evidence, measured, of_noise, judgement)
 
 
 def _reader(run: RankRun | None) -> ReadValues:

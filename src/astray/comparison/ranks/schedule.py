@@ -101,7 +101,14 @@ def job_of(
     noise_paths = tuple(os.fspath(run) for run in noise)
     names = tuple(metrics or ())
     return ComparisonJob(
-        os.fspath(reference), os.fspath(candidate), noise_paths, matching, judging.tolerances, judging.exact, names
+        os.fspath(reference),
+        os.fspath(candidate),
+        noise_paths,
+        matching,
+        judging.tolerances,
+        judging.exact,
+        names,
+        judging.replayer,
     )
 
 

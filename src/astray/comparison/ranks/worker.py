@@ -25,7 +25,7 @@ _SIZE = struct.Struct("<Q")
 
 
 class ComparisonJob(NamedTuple):
-    """What to compare, in a form that can be sent: runs by their paths, metrics by their names."""
+    """What to compare, in a form that can be sent: runs by their paths, metrics and what replays calls by names."""
 
     reference: str
     candidate: str
@@ -34,6 +34,7 @@ class ComparisonJob(NamedTuple):
     tolerances: Tolerances
     exact: bool
     metrics: Sequence[str]
+    replayer: str | None = None
 
 
 class RankTask(NamedTuple):
@@ -116,7 +117,7 @@ def _serve(tasks: FileIO, answers: FileIO) -> None:
         # The runs are opened anew for each rank, so that what was read of one is freed with it.
         paths = (job.reference, job.candidate, *job.noise)
         reference, candidate, *noise = (open_run(path).ranks.get(rank) for path in paths)
-        judging = JudgeOptions(custom_metrics, job.tolerances, job.exact)
+        judging = JudgeOptions(custom_metrics, job.tolerances, job.exact, job.replayer)
         return compare_rank(rank, RankSides(reference, candidate, tuple(noise)), job.matching, judging, progress)
 
     custom_metrics = find_metrics(job.metrics, ())
