@@ -64,21 +64,23 @@ class TrainedProgram:
 class Proof:
     """What `locate` has found of a fault, or of a control, which has no culprits.
 
-    culprits: the call to name, as each setting of a recording has it. why: what went wrong where it found nothing.
+    culprits: the call to name, as each setting of a recording has it. verdict: that of `locate`, or "failed". found:
+    the first fault that it names. by: the trials that prove it, or what went wrong.
     """
 
     name: str
     culprits: Sequence[tuple[Culprit, Setting]]
-    located: Located | None
-    why: str = ""
+    verdict: str
+    found: astray.Divergence | None = None
+    by: str = ""
 
-    @property
-    def verdict(self) -> str:
-        return "failed" if self.located is None else self.located.verdict
-
-    @property
-    def found(self) -> astray.Divergence | None:
-        return self.located.faults[0].divergence if self.located is not None and self.located.faults else None
+    @classmethod
+    def of(cls, name: str, culprits: Sequence[tuple[Culprit, Setting]], located: Located) -> Proof:
+        if not located.faults:
+            return cls(name, culprits, located.verdict, None, located.doubt)
+        first = located.faults[0]
+        by = ", ".join(trial.name for trial in first.trials if trial.outcome == "proves")
+        return cls(name, culprits, located.verdict, first.divergence, by)
 
     @property
     def is_culprit(self) -> bool:
@@ -119,9 +121,9 @@ def prove(
     try:
         right.record(folder / "reference", RecordingRequest())
         reference = astray.open(folder / "reference")
-        return Proof(name, culprits, locate(reference, wrong, folder / "walk", reference_program=right))
+        return Proof.of(name, culprits, locate(reference, wrong, folder / "walk", reference_program=right))
     except AstrayError as error:
-        return Proof(name, culprits, None, str(error))
+        return Proof(name, culprits, "failed", by=str(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -140,12 +142,10 @@ def proof_table(proofs: Sequence[Proof]) -> str:
 
 
 def _line(proof: Proof) -> list[str]:
-    faults = proof.located.faults if proof.located is not None else []
-    by = ", ".join(trial.name for trial in faults[0].trials if trial.outcome == "proves") if faults else proof.why
     right = "agrees" if not proof.culprits else "proven"
     mark = proof.verdict if proof.verdict == right else f"**{proof.verdict}**"
     culprit = "" if not proof.culprits else "yes" if proof.is_culprit else "**no**"
-    return [proof.name, described(proof.found), culprit, mark, by]
+    return [proof.name, described(proof.found), culprit, mark, proof.by]
 
 
 def proof_totals(proofs: Sequence[Proof]) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from faults.declared import SETTINGS
 from faults.grid.catalogue import KINDS
 from faults.grid.declared import Kind
-from faults.grid.models import Model
+from faults.grid.models import MODELS, Model
 from faults.grid.recording import in_processes
 from faults.grid.training import STEPS, Training
-from faults.grid.variants import Difference, Half, Variant
+from faults.grid.variants import DIFFERENCES, Difference, Half, Variant
 from faults.proving import Proof, TrainedProgram, prove
 
 _SETTINGS = (SETTINGS["modules"], SETTINGS["functions"])
@@ -22,13 +22,13 @@ Cell = tuple[Model, Difference, Kind | None, Half]
 
 def prove_all(folder: Path, cells: Sequence[Cell], processes: int) -> list[tuple[Half, Proof]]:
     """Runs `locate` on each cell, in so many processes."""
-    names = [(model, difference, None if kind is None else kind.name) for model, difference, kind, _ in cells]
+    names = [(model.name, difference.name, None if kind is None else kind.name) for model, difference, kind, _ in cells]
     proofs = in_processes(processes, _prove, [folder] * len(cells), names)
     return [(cell[3], proof) for cell, proof in zip(cells, proofs, strict=True)]
 
 
-def _prove(folder: Path, cell: tuple[Model, Difference, str | None]) -> Proof:
-    model, difference, name = cell
+def _prove(folder: Path, cell: tuple[str, str, str | None]) -> Proof:
+    model, difference, name = MODELS[cell[0]], DIFFERENCES[cell[1]], cell[2]
     kind = None if name is None else KINDS[name]
     culprits = []
     if kind is not None:

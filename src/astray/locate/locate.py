@@ -65,6 +65,7 @@ class _Walk:
         self._shop = shop
         self._reference = shop.reference
         self._details = list(details)
+        self._recorded: dict[RecordingRequest, Run] = {}  # further recordings of the reference
         self._reference_program = reference_program
         self._hints: dict[str, None] = {}
 
@@ -104,9 +105,9 @@ class _Walk:
             )
             return
         first = located.comparison.first
-        request: tuple[str, ...] = ()
+        grafts: tuple[str, ...] = ()
         while first is not None and len(located.faults) < MOST_FAULTS:
-            fault, request = self._examined(first, located.comparison, len(located.faults) + 1, request)
+            fault, grafts = self._examined(first, located.comparison, len(located.faults) + 1, grafts)
             located.faults.append(fault)
             first = fault.rest if fault.proven else None
 
@@ -120,25 +121,49 @@ class _Walk:
         grafts: those that set right what was found before it.
         """
         name = f"fault-{number}"
-        match = trials.around(first, comparison.candidate)
-        request = self._closely(first, match)._replace(grafts=grafts)
+        request = self._closely(first, trials.around(first, comparison.candidate))._replace(grafts=grafts)
         closer = self._shop.record(f"{name}-closer", request)
         values = self._values(first, request, name)
-        fault = self._named(first, comparison, closer, values, match)
         if closer.info.framework != "torch":
             self._hints.setdefault(f"Nothing is tried on programs of {closer.info.framework}: they are compared alone.")
-            return fault, grafts
-        fault.trials.append(trials.replayed(closer, fault.divergence, values))
-        if self._shop.has_other_names:
+        elif self._shop.has_other_names:
             self._hints.setdefault("Values are not grafted between programs whose names differ (--map).")
         elif values is not None:
-            suspect = Suspect.of(fault.divergence, values, closer)
-            whole = self._whole_step(fault.divergence, grafts)
-            grafts = self._grafted(fault, suspect, name, values, whole)
-        elif fault.divergence.cause == "computation":
-            whole = self._whole_step(fault.divergence, grafts)
-            fault.trials.append(self._tried("swap", trials.swapped, f"{name}-swap", fault.divergence, whole))
+            return self._tried_beside(values, closer, first, comparison, name, grafts)
+        fault = Fault(first, comparison)
+        if closer.info.framework == "torch":
+            fault.trials.append(trials.replayed(closer, first, None))
+            if first.cause == "computation":
+                whole = self._whole_step(first, grafts)
+                fault.trials.append(self._tried("swap", trials.swapped, f"{name}-swap", first, whole))
         return fault, grafts
+
+    def _tried_beside(
+        self,
+        values: Run,
+        closer: Run,
+        first: Divergence,
+        comparison: Comparison,
+        name: str,
+        grafts: tuple[str, ...],
+    ) -> tuple[Fault, tuple[str, ...]]:
+        """The trials that take values of the reference."""
+        alone = None
+        if first.cause == "computation" and not trials.is_of_parameter(first):
+            try:
+                alone = trials.by_itself(self._shop, name, first, values, closer)
+            except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
+                self._hints.setdefault(str(error))
+        if alone is None:
+            fault = self._named(first, comparison, closer, values)
+        else:
+            found = alone.comparison.first if alone.comparison is not None else None
+            fault = Fault(found or first, alone.comparison if found and alone.comparison else comparison)
+        fault.trials.append(trials.replayed(closer, fault.divergence, values))
+        if alone is not None:
+            fault.trials.append(alone.trial)
+        suspect = Suspect.of(fault.divergence, values, alone.run if alone is not None else closer)
+        return fault, self._grafted(fault, suspect, name, first, values, self._whole_step(fault.divergence, grafts))
 
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
@@ -177,13 +202,14 @@ class _Walk:
             if trials.keeps_values(run, first.step, request.match):
                 return run
         again = request._replace(grafts=())
+        if again in self._recorded:
+            return self._recorded[again]
         if self._reference_program is None:
             self._hints.setdefault(self._record_again(again))
             return None
-        run = self._shop.record(f"{name}-reference", again, self._reference_program)
+        run = self._recorded[again] = self._shop.record(f"{name}-reference", again, self._reference_program)
         differs = self._shop.compare(self._reference, run, steps=first.step).first
         if differs is None:
-            self._details.append(run)
             return run
         self._hints.setdefault(
             f"{self._reference_program} does not give what {relative_to_cwd(self._reference.path)} holds: "
@@ -200,34 +226,31 @@ class _Walk:
             "'SCRIPT ARGUMENTS' if it runs here."
         )
 
-    def _named(self, first: Divergence, comparison: Comparison, closer: Run, values: Run | None, match: str) -> Fault:
+    def _named(self, first: Divergence, comparison: Comparison, closer: Run, values: Run) -> Fault:
         """The suspect as the closer recordings show it."""
-        if values is not None:
-            begin, end = self._window(first)
-            try:
-                close = self._shop.compare(values, closer, steps=f"{begin}:{end + 1}", sites=match)
-            except AstrayError as error:
-                self._hints.setdefault(str(error))
-            else:
-                found = close.first  # what is given from outside of this part was not made there
-                if found is not None and (found.cause != "input" or first.cause == "input"):
-                    return Fault(found, close)
+        begin, end = self._window(first)
+        match = trials.around(first, comparison.candidate)
+        try:
+            close = self._shop.compare(values, closer, steps=f"{begin}:{end + 1}", sites=match)
+        except AstrayError as error:
+            self._hints.setdefault(str(error))
+            return Fault(first, comparison)
+        if close.first is not None and trials.is_closer(close.first, first):
+            return Fault(close.first, close)
         return Fault(first, comparison)
 
     def _grafted(
-        self, fault: Fault, suspect: Suspect, name: str, values: Run, whole: RecordingRequest
+        self, fault: Fault, suspect: Suspect, name: str, first: Divergence, values: Run, whole: RecordingRequest
     ) -> tuple[str, ...]:
-        """Tries the suspect with the reference's inputs, and replaces its results by the reference's."""
+        """Replaces the suspect's results by the reference's."""
         if whole.until not in self._reference.steps:
             text = "the reference ends with this step, so that what comes of it is not known"
             fault.trials.append(Trial("graft", "nothing", text))
             return whole.grafts
-        if fault.divergence.cause == "computation" and not trials.is_of_parameter(fault.divergence):
-            fault.trials.append(self._tried("inputs", trials.by_itself, name, suspect, values))
         try:
-            found = trials.grafted(self._shop, f"{name}-graft", suspect, values, whole)
+            found = trials.grafted(self._shop, f"{name}-graft", suspect, first, values, whole)
             if found.rest is not None and suspect.is_like(found.rest):
-                found = self._grafted_wider(found, suspect, name, values, whole)
+                found = self._grafted_wider(found, suspect, name, first, values, whole)
         except AstrayError as error:
             fault.trials.append(Trial("graft", "nothing", str(error)))
             return whole.grafts
@@ -237,17 +260,15 @@ class _Walk:
         return found.grafts
 
     def _grafted_wider(
-        self, found: Grafted, suspect: Suspect, name: str, values: Run, whole: RecordingRequest
+        self, found: Grafted, suspect: Suspect, name: str, first: Divergence, values: Run, whole: RecordingRequest
     ) -> Grafted:
         """What remains is the same in other layers, or for other parameters: it is one fault, if all go at once."""
         request = self._closely(suspect.divergence, "")
-        match = (
-            "" if trials.is_of_parameter(suspect.divergence) else rf"^{trials.in_every_layer(re.escape(suspect.site))}"
-        )
-        wide = request._replace(match=match and f"{match}([./]|$)", optimizer="")
-        if self._reference_program is not None and values in self._details:
+        match = "" if trials.is_of_parameter(suspect.divergence) else trials.in_every_layer(re.escape(suspect.site))
+        wide = request._replace(match=match and f"^{match}([./]|$)", optimizer="")
+        if self._reference_program is not None and values in self._recorded.values():
             values = self._shop.record(f"{name}-reference-wider", wide, self._reference_program)
-        wider = trials.grafted(self._shop, f"{name}-graft-wider", suspect, values, whole, wider=True)
+        wider = trials.grafted(self._shop, f"{name}-graft-wider", suspect, first, values, whole, wider=True)
         return wider if wider.rest is None else found
 
     def _tried(self, name: str, trial: Callable[..., Trial], *given: Any) -> Trial:

@@ -90,6 +90,18 @@ def is_of_parameter(divergence: Divergence) -> bool:
     return divergence.phase == "update" or divergence.role == "gradient"
 
 
+def is_closer(found: Divergence, first: Divergence) -> bool:
+    """Whether what a recording of a part shows is the same suspect more closely.
+
+    A part lacks what its calls came from, and the other layers beside which they are judged: of the calls around the
+    suspect the whole recording knows better, and what is given from outside was not made in the part.
+    """
+    module = module_of(first)
+    if first.cause == "input" or not module:
+        return True
+    return found.cause != "input" and f"{module_of(found)}.".startswith(f"{module}.")
+
+
 def around(divergence: Divergence, run: RunData) -> str:
     """A regular expression for the sites around a suspect: the module in whose code it is, with all that is inside.
 
@@ -102,11 +114,11 @@ def around(divergence: Divergence, run: RunData) -> str:
     if divergence.cause == "input":
         return rf"^(/|{re.escape(module)}(/|$))"
     if module == ROOT:
-        return rf"^{re.escape(ROOT)}(/|$)"
+        return around_alone(ROOT)
     outer = module.rpartition(".")[0]
     if "/" not in divergence.site and not _has_children(run, module) and _has_site(run, outer):
         module = outer
-    return rf"^{re.escape(module)}([./]|$)"
+    return around_alone(module)
 
 
 def _has_site(run: RunData, site: str) -> bool:
@@ -272,26 +284,48 @@ def _times(surprise: float) -> str:
     return figures.surprise(surprise)
 
 
-def by_itself(shop: Workshop, name: str, suspect: Suspect, values: Run) -> Trial:
-    """Whether the suspect's result is wrong also when it is given the reference's inputs and parameters."""
-    divergence, site = suspect.divergence, suspect.site
-    if divergence.clean and site == divergence.site:
-        return Trial("inputs", "supports", "all that it is given is identical to the reference's, bit for bit")
-    inside = f"^{re.escape(site)}([./]|$)"
+class Alone(NamedTuple):
+    """A suspect judged alone: whether it is wrong given the reference's inputs, and what of it is."""
+
+    trial: Trial
+    comparison: Comparison | None
+    run: Run
+
+
+def by_itself(shop: Workshop, name: str, first: Divergence, values: Run, closer: Run) -> Alone:
+    """The suspect, given the reference's inputs and parameters: what is wrong then is not so because of them."""
+    site = module_of(first) or first.site
+    inside = around_alone(site)
+    if first.clean:
+        comparison = shop.compare(values, closer, steps=first.step, sites=inside)
+        return Alone(
+            Trial("inputs", "supports", "all that it is given is identical to the reference's, bit for bit"),
+            comparison,
+            closer,
+        )
     request = RecordingRequest(
-        steps=str(divergence.step),
-        until=divergence.step,
+        steps=str(first.step),
+        until=first.step,
         level="module,function",
         keep="stats,tensors",
         match=inside,
-        grafts=(f"{relative_to_cwd(values.path)}:{re.escape(site)}@inputs,parameters",),  # a function's weights too
+        grafts=(f"{relative_to_cwd(values.path)}:{re.escape(site)}@inputs,parameters",),
     )
     run = shop.record(f"{name}-inputs", request)
-    found = shop.compare(values, run, steps=divergence.step, sites=inside).first
+    comparison = shop.compare(values, run, steps=first.step, sites=inside)
+    found = comparison.first
     if found is None:
-        return Trial("inputs", "refutes", f"given the reference's inputs, what {site} makes of them is right", run.path)
+        text = f"given the reference's inputs, what {site} makes of them is right"
+        return Alone(Trial("inputs", "refutes", text, run.path), None, run)
     text = f"given the reference's inputs, the {found.place.noun or 'result'} of {found.site} is still wrong"
-    return Trial("inputs", "supports", f"{text}: {error_of(found)}", run.path)
+    return Alone(Trial("inputs", "supports", f"{text}: {error_of(found)}", run.path), comparison, run)
+
+
+def around_alone(site: str) -> str:
+    """A regular expression for a site and what is inside of it."""
+    if site == ROOT:
+        return rf"^({re.escape(ROOT)}(/|$)|{_children(ROOT)}$)"
+    return f"^{re.escape(site)}([./]|$)"
 
 
 class Grafted(NamedTuple):
@@ -304,11 +338,19 @@ class Grafted(NamedTuple):
 
 
 def grafted(
-    shop: Workshop, name: str, suspect: Suspect, values: Run, request: RecordingRequest, *, wider: bool = False
+    shop: Workshop,
+    name: str,
+    suspect: Suspect,
+    first: Divergence,
+    values: Run,
+    request: RecordingRequest,
+    *,
+    wider: bool = False,
 ) -> Grafted:
     """The reference's tensors in place of the suspect's: is the divergence gone?
 
-    wider: also in place of those of the same site in all other layers; of an update, of all parameters.
+    first: the divergence as it showed in the whole step. wider: also in place of those of the same site in all other
+        layers; of an update, of all parameters.
     """
     grafts = (*request.grafts, *suspect.grafts(values, wider=wider))
     run = shop.record(name, request._replace(grafts=grafts))
@@ -320,7 +362,7 @@ def grafted(
         trial = Trial("graft", "proves", f"{what}, nothing in step {request.steps} is wrong any more", run.path)
     else:
         where = f"{rest.place} is wrong: {error_of(rest)}"
-        stays = rest.phase == suspect.divergence.phase and rest.site in (suspect.divergence.site, suspect.site)
+        stays = rest.phase == first.phase and rest.site in (suspect.divergence.site, suspect.site, first.site)
         if stays:
             trial = Trial("graft", "nothing", f"{what}, {where}", run.path)
         else:
