@@ -11,7 +11,7 @@ from torch import nn
 
 import astray
 from astray.capture.graft_words import graft_notes
-from astray.capture.pytorch.experiments import grafting
+from astray.capture.pytorch.experiments import applied_graft
 
 pytestmark = pytest.mark.gpu
 
@@ -48,8 +48,7 @@ def train(path: Path, *, wrong: bool = False, device: str = "cuda", **settings: 
 def test_its_own_values_change_no_bit(tmp_path: Path, is_replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     right, _ = train(tmp_path / "a")
     if is_replaced:
-        monkeypatch.setattr(grafting, "_same_bits", lambda first, second: first is second)
-        monkeypatch.setattr(grafting, "_are_equal", torch.equal)
+        monkeypatch.setattr(applied_graft, "have_same_bits", lambda first, second: first is second)
     again, run = train(tmp_path / "b", graft=[str(tmp_path / "a"), f"{tmp_path / 'a'}:.*@outputs"])
     assert all(torch.equal(one, other) for one, other in zip(right, again, strict=True))
     assert run.ranks[0].end.missed == []

@@ -2,7 +2,8 @@
 
 determinism.py   no dropout, the same seed, the same bits
 perturbation.py  inputs changed by a rounding
-grafting.py      values of another run in the place of the program's; reference_values.py reads them
+grafting.py      values of another run in the place of the program's; reference_values.py reads them,
+                 applied_graft.py counts them, grafted_tensors.py puts them there
 swapping.py      what runs elsewhere: a module, a function or op in it, a callable of the program
 program_swaps.py the same in a script that knows nothing of it (`astray run --swap`)
 
