@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import astray
 from astray.comparison.divergence import Divergence
+from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.locate.located import Trial
 from astray.locate.programs import Program, RecordingRequest
@@ -97,8 +98,8 @@ def is_closer(found: Divergence, first: Divergence) -> bool:
     suspect the whole recording knows better, and what is given from outside was not made in the part.
     """
     module = module_of(first)
-    if first.cause == "input" or not module:
-        return True
+    if first.cause == "input" or not module:  # what is given comes from functions outside of every module
+        return found.phase == first.phase and (not module_of(found) or found.site == first.site)
     return found.cause != "input" and f"{module_of(found)}.".startswith(f"{module}.")
 
 
@@ -356,7 +357,7 @@ def grafted(
     run = shop.record(name, request._replace(grafts=grafts))
     bypassed = (*shop.bypassed, *suspect.bypassed(wider=wider))
     judged = f"^(?!{'|'.join(bypassed)})" if bypassed else None
-    rest = shop.compare(shop.reference, run, steps=request.steps, sites=judged).first
+    rest = _remaining(shop.compare(shop.reference, run, steps=request.steps, sites=judged))
     what = f"with the reference's {suspect.noun} in place of {_whose(suspect, wider=wider)}"
     if rest is None:
         trial = Trial("graft", "proves", f"{what}, nothing in step {request.steps} is wrong any more", run.path)
@@ -368,6 +369,13 @@ def grafted(
         else:
             trial = Trial("graft", "proves", f"{what}, it is right; after it {where}", run.path)
     return Grafted(trial, rest, grafts, bypassed)
+
+
+def _remaining(comparison: Comparison) -> Divergence | None:
+    """The first divergence that shows in numbers: a parameter that one program lacks does not go by a graft."""
+    agreeing = {verdict.label for verdict in AGREEING}
+    wrong = (one for one in (*comparison.firsts, *comparison.others) if one.judged.verdict not in agreeing)
+    return next(wrong, None)
 
 
 def _whose(suspect: Suspect, *, wider: bool) -> str:
