@@ -99,8 +99,9 @@ def is_closer(found: Divergence, first: Divergence) -> bool:
     """
     module = module_of(first)
     if first.cause == "input" or not module:  # what is given comes from functions outside of every module
-        return found.phase == first.phase and (not module_of(found) or found.site == first.site)
-    return found.cause != "input" and f"{module_of(found)}.".startswith(f"{module}.")
+        return not module_of(found) or (found.site, found.phase) == (first.site, first.phase)
+    given = found.cause == "input" and found.phase != "update"  # an update is given a gradient of its own
+    return not given and f"{module_of(found)}.".startswith(f"{module}.")
 
 
 def around(divergence: Divergence, run: RunData) -> str:
