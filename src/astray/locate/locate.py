@@ -110,6 +110,8 @@ class _Walk:
             fault, grafts = self._examined(first, located.comparison, len(located.faults) + 1, grafts)
             located.faults.append(fault)
             first = fault.rest if fault.proven else None
+            if first is not None and trials.is_same_module(first, fault.divergence):
+                break  # what a wrong call does to the gradients of its own parameters is not another fault
 
     # -- one suspect -------------------------------------------------------------------------------------------------
 
@@ -182,10 +184,10 @@ class _Walk:
     def _window(self, first: Divergence) -> tuple[int, int]:
         """The first and the last step that show a fault: of a wrong weight the update before it too, and vice versa."""
         known = self._reference.steps
+        if trials.is_of_parameter(first):
+            return first.step, first.step + (first.step + 1 in known)
         if first.cause == "parameter" and first.step - 1 in known:
             return first.step - 1, first.step
-        if trials.is_of_parameter(first) and first.step + 1 in known:
-            return first.step, first.step + 1
         return first.step, first.step
 
     def _whole_step(self, divergence: Divergence, grafts: tuple[str, ...]) -> RecordingRequest:

@@ -73,7 +73,8 @@ def _remaining(page: TextPage, located: Located) -> None:
     """What is wrong besides the faults that were followed."""
     last = located.faults[-1]
     if last.proven and last.rest is not None:
-        page.line(f"Besides these, {last.rest.place} is wrong, and was not looked at.")
+        for line in page.folded(f"Besides, {last.rest.place} is wrong still. It was not looked at."):
+            page.line(line)
         page.line()
 
 

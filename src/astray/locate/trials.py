@@ -91,6 +91,12 @@ def is_of_parameter(divergence: Divergence) -> bool:
     return divergence.phase == "update" or divergence.role == "gradient"
 
 
+def is_same_module(rest: Divergence, divergence: Divergence) -> bool:
+    """Whether two divergences are of one module, other than the outermost one, in which many things happen."""
+    module = module_of(divergence)
+    return module not in ("", ROOT) and module_of(rest) == module
+
+
 def is_closer(found: Divergence, first: Divergence) -> bool:
     """Whether what a recording of a part shows is the same suspect more closely.
 
