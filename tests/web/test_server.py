@@ -21,6 +21,7 @@ from astray import compare
 from astray.comparison import comparison as comparing
 from astray.errors import UsageError
 from astray.records import Call, Tensor
+from astray.results.comparison import REPLAYER
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
 from astray.web import safety
@@ -105,7 +106,7 @@ class Client:
 @pytest.fixture(scope="module")
 def client(trained: Any) -> Iterator[Client]:
     """The comparison of two runs of three that were given."""
-    found = Client(Workspace(RunList(trained)))
+    found = Client(Workspace(RunList(trained), replayer=REPLAYER))
     found.workspace.open("0", "1", {}).wait(60)
     yield found
     found.close()
@@ -260,7 +261,7 @@ def test_a_long_comparison_tells_how_far_it_is_and_can_be_stopped(choosing: Clie
                 far.set()
                 assert go_on.wait(20)
 
-        return compare(*runs, progress=told, **rest)
+        return comparing.compare(*runs, progress=told, **rest)
 
     monkeypatch.setattr(workspace_module, "compare", slowly)
     choosing.post("/api/compare", {"reference": "2", "candidate": "0"})
