@@ -165,7 +165,13 @@ class _Walk:
         if alone is not None:
             fault.trials.append(alone.trial)
         suspect = Suspect.of(fault.divergence, values, alone.run if alone is not None else closer)
-        return fault, self._grafted(fault, suspect, name, first, values, self._whole_step(fault.divergence, grafts))
+        grafts = self._grafted(fault, suspect, name, first, values, self._whole_step(fault.divergence, grafts))
+        if alone is None and fault.divergence.cause == "computation" and not trials.is_of_parameter(fault.divergence):
+            # The divergence also goes where something before the suspect is wrong, and it alone passes that on.
+            fault.trials = [
+                each._replace(outcome="supports") if each.name == "graft" else each for each in fault.trials
+            ]
+        return fault, grafts
 
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""

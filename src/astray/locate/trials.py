@@ -16,6 +16,7 @@ import astray
 from astray.comparison.divergence import Divergence
 from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
+from astray.formatting import figures
 from astray.locate.located import Trial
 from astray.locate.programs import Program, RecordingRequest
 from astray.process import relative_to_cwd
@@ -265,31 +266,28 @@ def replayed(closer: Run, divergence: Divergence, reference: Run | None) -> Tria
         text = f"{number}: each result is what its inputs and arguments explain"
         return Trial("replay", "nothing", text, closer.path)
     worst = next((call for call in replay.stands_out if call.site == divergence.site), replay.stands_out[0])
-    judgement = worst.worst.judgement
+    surprise = figures.surprise(worst.worst.judgement.surprise)
     text = (
-        f"{number}: the {worst.worst.phase} of {worst.site} is {_times(judgement.surprise)} times as far from the "
-        "exact result as rounding explains"
+        f"{number}: the {worst.worst.phase} of {worst.site} is {surprise} times as far from the exact result as "
+        "rounding explains"
     )
-    own = _in_reference(reference, worst.site, divergence.step)
-    return Trial("replay", "proves", f"{text}{own}", closer.path)
+    right = _is_right(reference, worst.site, divergence.step)
+    if right is not None:
+        text += "; in the reference it is right" if right else "; in the reference too"
+    if f"{worst.site.partition('/')[0]}.".startswith(f"{module_of(divergence)}.") and right is not False:
+        return Trial("replay", "proves", text, closer.path)
+    return Trial("replay", "nothing", text, closer.path)
 
 
-def _in_reference(reference: Run | None, site: str, step: int) -> str:
+def _is_right(reference: Run | None, site: str, step: int) -> bool | None:
+    """Whether the calls of a site give what their inputs explain in the reference; None: not known."""
     if reference is None:
-        return ""
+        return None
     try:
         calls = reference.replay(site, steps=step)
     except AstrayError:
-        return ""
-    if not calls.calls:
-        return ""
-    return "; in the reference too" if calls.stands_out else "; in the reference it is right"
-
-
-def _times(surprise: float) -> str:
-    from astray.formatting import figures
-
-    return figures.surprise(surprise)
+        return None
+    return not calls.stands_out if calls.calls else None
 
 
 class Alone(NamedTuple):
