@@ -205,13 +205,14 @@ class _Pairs:
         """The calls that made what a row shows, the innermost first. A module that is no leaf is represented by calls
         inside of it."""
         calls = dict.fromkeys(self._forward(maker) for maker in self._shown_by(row))
-        yield from calls
+        yield from (each for each in calls if min(each) >= 0)  # a torn run may lack a forward call
         if self._pairs["kind"][row] == "module" and len(calls) == 1 and self._is_result(row):
             yield from self._inside(row)
 
     def made_inputs_of(self, row: int) -> list[int]:
         """The results that a result's call was given, where both runs made them by the same call and they differ."""
-        inputs = np.flatnonzero(self._any_of(self._forward(row), row) & self._takes & ~self._identical)
+        matched = (self._row[0] >= 0) & (self._row[1] >= 0)
+        inputs = np.flatnonzero(self._any_of(self._forward(row), row) & self._takes & ~self._identical & matched)
         return [made for each in inputs.tolist() for made in self._shown_by(each)[:1] if made < row]
 
     def _shown_by(self, row: int) -> list[int]:
@@ -251,7 +252,8 @@ class _Pairs:
             waiting += inner
         rows = np.flatnonzero(np.isin(self._call[0], calls) & self.by_values & (self.surprise > 0))
         rows = rows[np.argsort(-self.surprise[rows], kind="stable")]
-        return list(dict.fromkeys(self._forward(each) for each in rows.tolist() if self._is_result(each)))[:MOST_INSIDE]
+        calls_inside = dict.fromkeys(self._forward(each) for each in rows.tolist() if self._is_result(each))
+        return [each for each in calls_inside if min(each) >= 0][:MOST_INSIDE]
 
     def results_of(self, calls: Calls) -> list[int]:
         """The rows of what a forward call gave, and of the gradients that it sent."""
