@@ -493,6 +493,7 @@ def test_what_the_format_has_no_place_for_is_counted(tmp_path: Path) -> None:
         "the beginning of a step": 1,
         "the gradient of a parameter": 12,
         "a value that the program saved": 2,
+        "the state of a random generator": 4,
         "a parameter of a module": 8,
         "a buffer of a module": 6,
         "a call of a module, around those of functions": 12,

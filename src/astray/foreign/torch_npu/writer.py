@@ -196,6 +196,8 @@ def _describe_lost(row: CallRow | None, role: str) -> str:
     if row.kind == "module":
         words = {"parameter": "a parameter", "state": "a buffer"}
         return f"{words.get(role, 'a tensor')} of a module"
+    if role == "state" and row.kind == "function":
+        return "the state of a random generator"
     return "a value that the program saved" if row.kind == "custom" else f"a tensor of a {row.kind} call"
 
 
