@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import get_overridable_functions
 
+from astray.capture.pytorch.calls.function_names import QUERIES, UNFILLED
+
 _NAMESPACES: dict[str, Any] = {
     "torch": torch,
     "torch.Tensor": torch.Tensor,
@@ -45,33 +47,20 @@ _UNLISTED = {
 _FOREACH = re.compile(r"_foreach_[a-z0-9]+_?")
 """Functions of lists of tensors, as optimizers call them. They check their arguments."""
 
-_UNFILLED = frozenset(
-    """
-    empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided new resize_ resize_as_
-    resize_as_sparse_ set_
-    """.split()  # noqa: SIM905
-)
-
 _BY_STRIDES = frozenset({"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
 """They read memory around their input, which a rebuilt tensor does not have."""
 
-_QUERIES = frozenset(
+_COMPUTING = frozenset({"alias", "detach"})
+"""What the recorder leaves out as a query, and replay executes: they give their input."""
+
+_PYTHON = frozenset(
     """
-    size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
-    is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
-    is_coalesced is_conj is_neg is_tensor device is_storage is_distributed has_names get_device data_ptr storage
-    untyped_storage storage_type typed_storage tolist item numpy equal allclose __len__ __bool__ __float__
-    __int__ __index__ __complex__ __contains__ __repr__ __str__ __format__ __hash__ __dir__ __deepcopy__
-    __reduce__ __reduce_ex__ __setstate__ __array__ __array_wrap__ __dlpack__ __dlpack_device__
-    __cuda_array_interface__ __iter__ register_hook register_post_accumulate_grad_hook retain_grad
-    requires_grad_ backward detach_ as_subclass share_memory_ pin_memory names rename rename_ refine_names align_as
-    align_to result_type can_cast promote_types broadcast_shapes is_grad_enabled set_grad_enabled _set_grad_enabled
-    is_autocast_enabled set_default_dtype get_default_dtype manual_seed seed initial_seed get_rng_state
-    set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version map_ map2_ apply_ record_stream
-    module_load from_file reinforce __torch_dispatch__
+    __torch_dispatch__ align_as align_to apply_ from_file map2_ map_ module_load record_stream reinforce rename_
     """.split()  # noqa: SIM905
 )
-"""Queries and Python's protocols, as the recorder's catalogue has them; what takes Python functions or files."""
+"""What takes Python functions, files, or names of dimensions."""
+
+_REFUSED = (QUERIES - _COMPUTING) | _PYTHON
 
 _PRIVATE_OPERATORS = frozenset(
     """
@@ -191,11 +180,11 @@ def _check(home: str, name: str, function: Any) -> None:
     """Raises RefusedNameError for a name that is not executed."""
     if function is None:
         raise RefusedNameError("not a function of this torch")
-    if name in _UNFILLED:
+    if name in UNFILLED:
         raise RefusedNameError("memory that is not filled yet")
     if name in _BY_STRIDES:
         raise RefusedNameError("a view by strides of its own: what lies around its input was not kept")
-    if name in _QUERIES:
+    if name in _REFUSED:
         raise RefusedNameError("not a function that computes with tensors")
     if name in _UNLISTED.get(home, ()) or (home == "torch" and _FOREACH.fullmatch(name)):
         return
@@ -227,7 +216,7 @@ def _listed() -> frozenset[tuple[str, str | int]]:
 
 
 def _operator(name: str, overload: str | None) -> ResolvedFunction:
-    refused = name in _QUERIES or name in _UNFILLED or name in _BY_STRIDES
+    refused = name in _REFUSED or name in UNFILLED or name in _BY_STRIDES
     private = name.startswith("_") and name not in _PRIVATE_OPERATORS and not _FOREACH.fullmatch(name)
     if refused or private:
         raise RefusedNameError("an operator that torch calls by itself, or one that does not compute")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import PurePath
 from typing import Any
 
 from astray.formatting import figures
@@ -74,7 +75,7 @@ def _verdict(page: TextPage, replay: Replay) -> None:
         page.line(page.paint(f"✗ {said}, first {worst.site}#{worst.call['call']}", RED))
         if worst.stack:
             frame = worst.stack[0]
-            page.code(f"{frame.file}:{frame.line} in {frame.function}", frame.code)
+            page.code(f"{PurePath(frame.file).name}:{frame.line} in {frame.function}", frame.code)
 
 
 def _shown(replay: Replay, top: int) -> list[ReplayedCall]:
@@ -126,7 +127,7 @@ def _call_in_detail(page: TextPage, call: ReplayedCall) -> None:
     page.line(page.paint(f"{call.site}#{row['call']}", BOLD) + f"    {row['type']}, {place}")
     if call.stack:
         frame = call.stack[0]
-        page.code(f"{frame.file}:{frame.line} in {frame.function}", frame.code)
+        page.code(f"{PurePath(frame.file).name}:{frame.line} in {frame.function}", frame.code)
     for tensor in call.tensors:
         judgement = tensor.judgement
         page.line()

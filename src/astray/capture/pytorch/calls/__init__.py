@@ -8,6 +8,7 @@ modes.py         puts modes on torch's stacks and takes them off; modules that l
 sites.py         the sites of functions and ops, which may be one call
 wrappers.py      sees through DDP, FSDP and torch.compile, so that sites are named alike
 catalogue.py     which functions are recorded
+function_names.py  those that compute no numbers
 generators.py    which of them may draw random numbers, and the states of the generators that they draw from
 collectives.py   which of them are collectives, and when their results may be read
 spelling.py      how a function was called in the source: by an operator, or by name
