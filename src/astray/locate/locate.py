@@ -150,28 +150,32 @@ class _Walk:
         grafts: tuple[str, ...],
     ) -> tuple[Fault, tuple[str, ...]]:
         """The trials that take values of the reference."""
-        alone = None
-        if first.cause == "computation" and not trials.is_of_parameter(first):
-            try:
-                alone = trials.by_itself(self._shop, name, first, values, closer)
-            except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
-                self._hints.setdefault(str(error))
-        if alone is None:
+        fault = Fault(first, comparison)
+        if not _is_computation(first):  # else a part is judged by what is wrong in it given the reference's inputs
             fault = self._named(first, comparison, closer, values)
-        else:
-            found = alone.comparison.first if alone.comparison is not None else None
-            fault = Fault(found or first, alone.comparison if found and alone.comparison else comparison)
+        alone = self._judged_alone(fault.divergence, values, closer, name)
+        if alone is not None and alone.comparison is not None and alone.comparison.first is not None:
+            fault = Fault(alone.comparison.first, alone.comparison)
         fault.trials.append(trials.replayed(closer, fault.divergence, values))
         if alone is not None:
             fault.trials.append(alone.trial)
         suspect = Suspect.of(fault.divergence, values, alone.run if alone is not None else closer)
         grafts = self._grafted(fault, suspect, name, first, values, self._whole_step(fault.divergence, grafts))
-        if alone is None and fault.divergence.cause == "computation" and not trials.is_of_parameter(fault.divergence):
+        if alone is None and _is_computation(fault.divergence):
             # The divergence also goes where something before the suspect is wrong, and it alone passes that on.
             fault.trials = [
                 each._replace(outcome="supports") if each.name == "graft" else each for each in fault.trials
             ]
         return fault, grafts
+
+    def _judged_alone(self, divergence: Divergence, values: Run, closer: Run, name: str) -> trials.Alone | None:
+        if not _is_computation(divergence):
+            return None
+        try:
+            return trials.by_itself(self._shop, name, divergence, values, closer)
+        except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
+            self._hints.setdefault(str(error))
+            return None
 
     def _closely(self, first: Divergence, match: str) -> RecordingRequest:
         """How the guilty step is recorded again: with the one before it where a weight came out wrong of that."""
@@ -284,6 +288,11 @@ class _Walk:
             return trial(self._shop, *given)
         except AstrayError as error:  # the program did not survive it, or what is left cannot be compared
             return Trial(name, "nothing", str(error))
+
+
+def _is_computation(divergence: Divergence) -> bool:
+    """Whether a call is blamed for what it makes of its inputs, and not a parameter or what was given to it."""
+    return divergence.cause == "computation" and not trials.is_of_parameter(divergence)
 
 
 def _listed(steps: Sequence[int], most: int | None = 10) -> str:
