@@ -12,6 +12,7 @@ from torch import nn
 
 import astray
 from astray.guarding import Trip
+from astray.guarding.trip import SnapshotFolder
 from guarding.training import Net, batch, guarded, hooks_of, loss_of, steps_in, train, tripped
 
 LEVELS = {
@@ -165,3 +166,13 @@ def test_stopping_twice_does_no_harm(tmp_path: Path) -> None:
         guard.stop()
     guard.stop()
     assert len(guard.trips) == 1
+
+
+def test_a_rank_joins_a_run_once_the_rank_that_tripped_has_begun_it(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "guard", rank=0, world_size=2)
+    run = tmp_path / "guard" / "step1-non-finite"
+    run.mkdir(parents=True)
+    assert folder.runs_of_others() == []  # else both would write run.json, and the reason of the last one would stay
+    (run / "run.json").write_text("{}")
+    assert folder.runs_of_others() == [run]
+    assert folder.runs_of_others() == []

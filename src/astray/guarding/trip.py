@@ -201,10 +201,15 @@ class SnapshotFolder:
         return self.folder / name
 
     def runs_of_others(self) -> list[Path]:
-        """The runs of other ranks that this one is not part of yet. Each is returned once."""
+        """The runs of other ranks that this one is not part of yet. Each is returned once.
+
+        A folder without its `run.json` is left for the next step: the rank that has tripped is about to write it.
+        """
         if not self._is_distributed or not self.folder.is_dir():
             return []
-        names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        from astray.store.run_format.folder import RUN_FILE  # and not before: the script is to import numpy itself
+
+        names = sorted(entry.name for entry in os.scandir(self.folder) if Path(entry, RUN_FILE).exists())
         new = [name for name in names if name not in self._joined]
         self._joined.update(new)
         return [self.folder / name for name in new]
