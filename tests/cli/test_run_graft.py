@@ -47,6 +47,7 @@ for step in range(2):
     print(repr(loss.item()))
 """
 
+pytestmark = pytest.mark.slow  # each starts processes; test_grafting.py has the grafts themselves
 KEPT = ("--level", "module,function", "--keep", "tensors")
 
 

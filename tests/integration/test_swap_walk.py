@@ -30,6 +30,7 @@ def generate(folder: Path, *options: str, chip: bool = True) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_bad_kernel_in_a_processor_of_logits_is_named_and_proven(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
