@@ -162,7 +162,7 @@ def graft_notes(setup: Iterable[Setup]) -> list[GraftNote]:
     """The grafts of one rank, from `rank.setup`; none where nothing was grafted.
 
     >>> graft_notes(run.ranks[0].setup)
-    [GraftNote(where='h.2.mlp@outputs', run='/work/runs/a', tensors=12, differed=12, unreached=0)]
+    [GraftNote(where='h.2.mlp@outputs', run='/home/me/runs/a', tensors=12, differed=12, unreached=0)]
     """
     found: dict[str, dict[str, object]] = {}
     for note in setup:
