@@ -228,7 +228,8 @@ def test_the_program_ends_after_the_step_that_was_asked_for(tmp_path: Path) -> N
     assert run.steps == [0, 1]
     assert run.complete
     assert run.ranks[0].end is not None
-    assert run.ranks[0].end.ended == "after step 1, as --until asks"
+    assert run.ranks[0].end.ended == "normally"
+    assert run.problems == []
 
 
 def test_every_setting_has_an_option_and_no_option_a_default() -> None:

@@ -182,8 +182,8 @@ def _discard(_: object) -> None:
 def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outcome:
     try:
         program()
-    except LastStep as last:
-        return Outcome(0, f"after step {last.step}, as --until asks")
+    except LastStep:
+        return Outcome(0, "normally")
     except SystemExit as request:
         return Outcome(_exit_code(request.code), "normally" if not request.code else f"exit: {request.code}")
     except KeyboardInterrupt:
