@@ -1,4 +1,4 @@
-"""Errors in ulps and in tiles, against the same written plainly in float64 numpy."""
+"""UlpErrors in ulps and in tiles, against the same written plainly in float64 numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from astray.replay.judging import CHUNK, ROUNDINGS, Errors, Judgement, Scale, judge, judge_equal, worst
+from astray.replay.judging import CHUNK, ROUNDINGS, ResultJudgement, Scale, UlpErrors, judge, judge_equal, worst
 
 EPS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 TINY = {torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14, torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
@@ -23,7 +23,7 @@ def plain_errors(exact: torch.Tensor, result: torch.Tensor) -> np.ndarray:
     return np.abs(value - true) / spacing
 
 
-def judged(exact: torch.Tensor, result: torch.Tensor) -> Judgement:
+def judged(exact: torch.Tensor, result: torch.Tensor) -> ResultJudgement:
     """Beside a result that is rounded once."""
     scale = Scale(exact, result.dtype)
     own = exact.to(result.dtype)
@@ -133,7 +133,7 @@ def test_scalars_and_complex_numbers() -> None:
 
 
 def test_of_several_plain_results_the_worst_counts() -> None:
-    few = Errors(torch.zeros(1), 1.0, 0.5, torch.tensor([[1.0, 0.0]]))
-    many = Errors(torch.zeros(1), 2.0, 0.25, torch.tensor([[0.5, 3.0]]))
+    few = UlpErrors(torch.zeros(1), 1.0, 0.5, torch.tensor([[1.0, 0.0]]))
+    many = UlpErrors(torch.zeros(1), 2.0, 0.25, torch.tensor([[0.5, 3.0]]))
     both = worst([few, many])
     assert (both.max, both.rms, both.tiles.tolist()) == (2.0, 0.5, [[1.0, 3.0]])

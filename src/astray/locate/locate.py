@@ -20,7 +20,7 @@ from astray.errors import AstrayError, UsageError
 from astray.locate import trials
 from astray.locate.located import Fault, Located, Trial
 from astray.locate.programs import Program, RecordingRequest
-from astray.locate.trials import Grafted, Suspect, Workshop
+from astray.locate.trials import Grafted, GraftTarget, Workshop
 from astray.process import relative_to_cwd
 from astray.results.comparison import Comparison
 from astray.results.run import Run
@@ -57,10 +57,12 @@ def locate(
     options: those of `astray.compare`.
     say: told what is being done.
     """
-    return _Walk(Workshop(reference, program, folder, options or {}, say), details, reference_program).go(steps, prove)
+    return _Locator(Workshop(reference, program, folder, options or {}, say), details, reference_program).go(
+        steps, prove
+    )
 
 
-class _Walk:
+class _Locator:
     def __init__(self, shop: Workshop, details: Sequence[Run], reference_program: Program | None) -> None:
         self._shop = shop
         self._reference = shop.reference
@@ -159,7 +161,7 @@ class _Walk:
         fault.trials.append(trials.replayed(closer, fault.divergence, values))
         if alone is not None:
             fault.trials.append(alone.trial)
-        suspect = Suspect.of(fault.divergence, values, alone.run if alone is not None else closer)
+        suspect = GraftTarget.of(fault.divergence, values, alone.run if alone is not None else closer)
         grafts = self._grafted(fault, suspect, name, first, values, self._whole_step(fault.divergence, grafts))
         if alone is None and _is_computation(fault.divergence):
             # The divergence also goes where something before the suspect is wrong, and it alone passes that on.
@@ -252,7 +254,7 @@ class _Walk:
         return Fault(first, comparison)
 
     def _grafted(
-        self, fault: Fault, suspect: Suspect, name: str, first: Divergence, values: Run, whole: RecordingRequest
+        self, fault: Fault, suspect: GraftTarget, name: str, first: Divergence, values: Run, whole: RecordingRequest
     ) -> tuple[str, ...]:
         """Replaces the suspect's results by the reference's."""
         if whole.until not in self._reference.steps:
@@ -272,7 +274,7 @@ class _Walk:
         return found.grafts
 
     def _grafted_wider(
-        self, found: Grafted, suspect: Suspect, name: str, first: Divergence, values: Run, whole: RecordingRequest
+        self, found: Grafted, suspect: GraftTarget, name: str, first: Divergence, values: Run, whole: RecordingRequest
     ) -> Grafted:
         """What remains is the same in other layers, or for other parameters: it is one fault, if all go at once."""
         request = self._closely(suspect.divergence, "")

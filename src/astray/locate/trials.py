@@ -168,7 +168,7 @@ def keeps_values(run: Run, step: int, match: str) -> bool:
     return False
 
 
-class Suspect(NamedTuple):
+class GraftTarget(NamedTuple):
     """A divergence that is tried.
 
     site: whose tensors are taken from the reference. own_code: whether it stands for what the code of this module does
@@ -180,7 +180,7 @@ class Suspect(NamedTuple):
     own_code: bool = False
 
     @classmethod
-    def of(cls, divergence: Divergence, reference: Run, candidate: Run) -> Suspect:
+    def of(cls, divergence: Divergence, reference: Run, candidate: Run) -> GraftTarget:
         """What can be taken from the reference to set a divergence right."""
         module = module_of(divergence)
         if is_of_parameter(divergence) or divergence.cause == "parameter":
@@ -346,7 +346,7 @@ class Grafted(NamedTuple):
 def grafted(
     shop: Workshop,
     name: str,
-    suspect: Suspect,
+    suspect: GraftTarget,
     first: Divergence,
     values: Run,
     request: RecordingRequest,
@@ -383,7 +383,7 @@ def _remaining(comparison: Comparison) -> Divergence | None:
     return next(wrong, None)
 
 
-def _whose(suspect: Suspect, *, wider: bool) -> str:
+def _whose(suspect: GraftTarget, *, wider: bool) -> str:
     """In place of whose tensors."""
     if wider and is_of_parameter(suspect.divergence):
         return "all of them"

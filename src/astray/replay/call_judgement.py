@@ -17,7 +17,7 @@ import torch
 from astray.replay.calls import CannotReplayError, RebuiltCall
 from astray.replay.exact import HALVES, Executed, Way, execute, plans
 from astray.replay.functions import BREAKING_TIES, COMPOSED, CONTRACTING, CUMULATIVE
-from astray.replay.judging import Errors, Judgement, Scale, judge, judge_equal, worst
+from astray.replay.judging import ResultJudgement, Scale, UlpErrors, judge, judge_equal, worst
 
 _DRAWS = 4
 """Of inputs rounded otherwise: one draw may leave a single sum unchanged by chance, four hardly do."""
@@ -33,11 +33,11 @@ class ReplayedTensor(NamedTuple):
     path: str
     dtype: str
     shape: tuple[int, ...]
-    judgement: Judgement
+    judgement: ResultJudgement
     backward: int | None = None
 
 
-def rank_of(judgement: Judgement) -> float:
+def rank_of(judgement: ResultJudgement) -> float:
     """Numbers that a comparison can sort by: NaN is the worst."""
     return math.inf if math.isnan(judgement.surprise) else judgement.surprise
 
@@ -99,7 +99,7 @@ def _targets(call: RebuiltCall) -> list[_Target]:
     return targets
 
 
-def _judgement(ways: _Ways, target: _Target, computed: torch.Tensor, true: torch.Tensor) -> Judgement:
+def _judgement(ways: _Ways, target: _Target, computed: torch.Tensor, true: torch.Tensor) -> ResultJudgement:
     """A tensor beside the plain ones; more of these are computed only where they are needed."""
     scale = Scale(true, rounding_dtype(target.recorded, ways.first))
     plain = [scale.errors(computed, computed)]
@@ -183,7 +183,7 @@ def _allows_tf32(flags: dict[str, Any]) -> bool:
     )
 
 
-def _order_of_sums(call: RebuiltCall, way: Way, target: _Target, scale: Scale) -> Errors:
+def _order_of_sums(call: RebuiltCall, way: Way, target: _Target, scale: Scale) -> UlpErrors:
     """How far a result may be off because of the order in which it was summed, at most.
 
     Inputs that are changed by half an ulp of the working precision change a backward-stable result by as much as one
@@ -210,7 +210,7 @@ def _order_of_sums(call: RebuiltCall, way: Way, target: _Target, scale: Scale) -
     gathered = worst(found)
     terms = max(target.recorded.shape, default=1) if cumulative else _terms(call, target)
     factor = 1.0 if composed and precision in HALVES else max(1.0, math.sqrt(terms) / 2)
-    return Errors(gathered.elements * factor, gathered.max * factor, gathered.rms * factor, gathered.tiles * factor)
+    return UlpErrors(gathered.elements * factor, gathered.max * factor, gathered.rms * factor, gathered.tiles * factor)
 
 
 def _terms(call: RebuiltCall, target: _Target) -> float:
@@ -230,7 +230,7 @@ def _terms(call: RebuiltCall, target: _Target) -> float:
     return max(terms, 1.0)
 
 
-def _named(call: RebuiltCall, target: _Target, judgement: Judgement) -> ReplayedTensor:
+def _named(call: RebuiltCall, target: _Target, judgement: ResultJudgement) -> ReplayedTensor:
     phase = call.call["phase"] if target.backward is None else "backward"
     dtype = str(target.recorded.dtype).removeprefix("torch.")
     return ReplayedTensor(phase, target.path, dtype, tuple(target.recorded.shape), judgement, target.backward)

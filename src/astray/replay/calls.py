@@ -42,7 +42,7 @@ class BackwardCall(NamedTuple):
     sent: Tensors
 
 
-class GeneratorStates(NamedTuple):
+class RecordedGenerator(NamedTuple):
     """The states that torch's generator had before and after a call."""
 
     before: torch.Tensor
@@ -70,7 +70,7 @@ class RebuiltCall(NamedTuple):
     devices: frozenset[str]
     backwards: list[BackwardCall]
     lost: list[str]  # why some of its tensors are left out
-    drawn: GeneratorStates | None = None
+    drawn: RecordedGenerator | None = None
 
 
 class RecordedCalls:
@@ -240,7 +240,7 @@ class RecordedCalls:
 
     def _drawn(
         self, call: dict[str, Any], rows: Mapping[tuple[str, str], tuple[int, dict[str, Any]]]
-    ) -> GeneratorStates | None:
+    ) -> RecordedGenerator | None:
         """The states of the generator at a call; of a module those at the first and the last call inside."""
         found = [rows.get(("state", path)) for path in GENERATOR]
         if call["kind"] == "module" and (inside := self._drawing.get(call["seq"])):
@@ -251,7 +251,7 @@ class RecordedCalls:
             found = [end.get(path) for end, path in zip(ends, GENERATOR, strict=True)]
         if found[0] is None or found[1] is None:
             return None
-        states = GeneratorStates(self._read(*found[0]), self._read(*found[1]))
+        states = RecordedGenerator(self._read(*found[0]), self._read(*found[1]))
         if states.before.numel() != torch.default_generator.get_state().numel():
             raise CannotReplayError("random numbers of a device's own generator, which this processor does not have")
         return states

@@ -1,7 +1,8 @@
 """How far a recorded result is from the exact one, and whether rounding explains it.
 
 Errors are in ulps: the spacing of the dtype's numbers at the larger of the exact element and the root mean square of
-its row, since sums that cancel are off by the size of what was summed. Takes results as tensors, returns a `Judgement`.
+its row, since sums that cancel are off by the size of what was summed. Takes results as tensors, returns a
+`ResultJudgement`.
 
 A result stands out when its largest error, or the root mean square of the errors in one tile, is more than `ROUNDINGS`
 explain, where one rounding is as large as the worst of the plain ways to compute it here, and half an ulp at least.
@@ -51,7 +52,7 @@ FLUSHED = frozenset({torch.float32, torch.bfloat16})
 """Dtypes whose subnormal numbers chips flush to zero. In float16 many gradients are subnormal, and are kept."""
 
 
-class Errors(NamedTuple):
+class UlpErrors(NamedTuple):
     """The errors of a result in ulps: the largest, the root mean square, that of each tile; and one per element.
 
     Elements are float32, for the place and the number of large ones; everything else is computed in float64.
@@ -63,7 +64,7 @@ class Errors(NamedTuple):
     tiles: torch.Tensor
 
 
-class Judgement(NamedTuple):
+class ResultJudgement(NamedTuple):
     """A result of a call beside the exact one.
 
     ulps, rms: of the recorded result. plain, plain_rms: of the worst plain way. ratio: `ulps` by `plain`, half an ulp
@@ -89,7 +90,7 @@ class Judgement(NamedTuple):
     unequal: int | None = None
 
 
-def judge_equal(recorded: torch.Tensor, own: torch.Tensor) -> Judgement:
+def judge_equal(recorded: torch.Tensor, own: torch.Tensor) -> ResultJudgement:
     """Of integers and booleans: they are equal, or wrong."""
     if not recorded.numel():
         return _EMPTY._replace(unequal=0)
@@ -99,7 +100,7 @@ def judge_equal(recorded: torch.Tensor, own: torch.Tensor) -> Judgement:
     wrong = math.inf if unequal else 0.0
     first, second = (float(recorded[at]), float(own[at])) if unequal else (None, None)
     size = recorded.numel()
-    return Judgement(wrong, wrong, 0.0, 0.0, wrong, wrong, wrong, at, None, unequal, size, first, second, unequal)
+    return ResultJudgement(wrong, wrong, 0.0, 0.0, wrong, wrong, wrong, at, None, unequal, size, first, second, unequal)
 
 
 class Scale:
@@ -113,7 +114,7 @@ class Scale:
         # A flushed number is off by the smallest normal one: half an ulp, then, is no less than that.
         self._least = 2 * info.tiny if dtype in FLUSHED else info.tiny * info.eps
 
-    def errors(self, result: torch.Tensor, own: torch.Tensor) -> Errors:
+    def errors(self, result: torch.Tensor, own: torch.Tensor) -> UlpErrors:
         """The errors of a result. Where it is not finite they are infinite, unless `own` is the same there."""
         shape = tuple(self.exact.shape)
         size = _rows(shape)
@@ -130,7 +131,7 @@ class Scale:
                 largest = max(largest, float(errors.max()))
                 squares[begin // TILE : -(-(begin + height) // TILE)] = _sums(errors.square_())
         mean = float(squares.sum()) / elements.numel() if elements.numel() else 0.0
-        return Errors(elements.reshape(shape), largest, math.sqrt(mean), (squares / _tile_sizes(shape)).sqrt_())
+        return UlpErrors(elements.reshape(shape), largest, math.sqrt(mean), (squares / _tile_sizes(shape)).sqrt_())
 
     def _of_rows(self, exact: torch.Tensor, value: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         exact, value = exact.to(torch.float64), value.to(torch.float64)
@@ -153,15 +154,15 @@ class Scale:
         return powers.mul_(self._eps).clamp_(min=self._least)
 
 
-def worst(errors: Sequence[Errors]) -> Errors:
+def worst(errors: Sequence[UlpErrors]) -> UlpErrors:
     """The errors of several ways together: for each tile the largest."""
     tiles = torch.stack([each.tiles for each in errors]).amax(0)
-    return Errors(errors[0].elements, max(each.max for each in errors), max(each.rms for each in errors), tiles)
+    return UlpErrors(errors[0].elements, max(each.max for each in errors), max(each.rms for each in errors), tiles)
 
 
 def judge(
-    recorded: torch.Tensor, scale: Scale, errors: Errors, plain: Errors, allowance: Errors | None = None
-) -> Judgement:
+    recorded: torch.Tensor, scale: Scale, errors: UlpErrors, plain: UlpErrors, allowance: UlpErrors | None = None
+) -> ResultJudgement:
     """The recorded result beside the plain one. allowance: what the order of summation may change besides."""
     if not errors.elements.numel():
         return _EMPTY
@@ -171,7 +172,7 @@ def judge(
     surprise = float(surprises.max())
     worst_tile = _place(int(surprises.argmax()), tuple(surprises.shape), _rows(shape)) if surprise > 1 else None
     most = int(errors.elements.argmax())
-    return Judgement(
+    return ResultJudgement(
         errors.max,
         errors.rms,
         plain.max,
@@ -188,11 +189,11 @@ def judge(
     )
 
 
-_EMPTY = Judgement(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), None, 0, 0, None, None)
+_EMPTY = ResultJudgement(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), None, 0, 0, None, None)
 
 
 def _limits(
-    dtype: torch.dtype, shape: tuple[int, ...], plain: Errors, allowance: Errors | None
+    dtype: torch.dtype, shape: tuple[int, ...], plain: UlpErrors, allowance: UlpErrors | None
 ) -> tuple[float, torch.Tensor]:
     """How far off an element may be, and the root mean square of each tile: so many roundings, each as large as the
     plain result has, or as is allowed.
@@ -213,7 +214,7 @@ def _limits(
     return rounding * ROUNDINGS, roundings * (ROUNDINGS * chance).sqrt()
 
 
-def _by_tile(errors: Errors, limits: torch.Tensor) -> torch.Tensor:
+def _by_tile(errors: UlpErrors, limits: torch.Tensor) -> torch.Tensor:
     return torch.where(errors.tiles.isinf(), math.inf, errors.tiles / limits)
 
 

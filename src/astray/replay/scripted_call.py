@@ -18,7 +18,7 @@ from astray.formatting import figures
 from astray.replay.call_judgement import ReplayedTensor, execute_as_recorded, judge_call, rank_of, rounding_dtype
 from astray.replay.calls import CannotReplayError, RebuiltCall, RecordedCalls
 from astray.replay.exact import Executed, Way, execute
-from astray.replay.judging import FUNCTION_ULPS, HALF_ULP, HALF_ULP_RMS, ROUNDINGS, SIGMAS, Judgement, Scale
+from astray.replay.judging import FUNCTION_ULPS, HALF_ULP, HALF_ULP_RMS, ROUNDINGS, SIGMAS, ResultJudgement, Scale
 from astray.replay.source import WrittenCall, part_of, unused, write_function, write_module
 from astray.replay.torch_settings import written_settings
 from astray.stats.dtypes import DTYPES
@@ -68,7 +68,7 @@ class ExpectedResult(NamedTuple):
     dtype: torch.dtype
     most: float
     most_rms: float
-    judgement: Judgement
+    judgement: ResultJudgement
 
 
 class ScriptedCall(NamedTuple):
@@ -243,7 +243,7 @@ def _results(
 
 
 def _limits(
-    judgement: Judgement, recorded: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
+    judgement: ResultJudgement, recorded: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
 ) -> tuple[float, float]:
     """How large an error rounding explains: of an element, and as the root mean square of all, in ulps.
 

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from astray.comparison.judge.replays import NotReplayedError, ReplayedCall, ReplayedResult, Values
+from astray.comparison.judge.replays import CallReplay, NotReplayedError, ReplayedResult, Values
 from astray.replay.call_judgement import ReplayedTensor, execute_as_recorded, judge_call
 from astray.replay.calls import CannotReplayError, RebuiltCall, RecordedCalls
 from astray.replay.exact import Executed, execute
@@ -37,7 +37,7 @@ class ReplayedRank:
         self._rank = rank
         self._calls = RecordedCalls(rank)
 
-    def __call__(self, call: int) -> ReplayedCall:
+    def __call__(self, call: int) -> CallReplay:
         """The forward call of a row, with its backward. Raises NotReplayedError with the reason."""
         try:
             with torch.random.fork_rng(devices=[]):
@@ -45,7 +45,7 @@ class ReplayedRank:
         except CannotReplayError as error:
             raise NotReplayedError(str(error)) from None
 
-    def _replayed(self, row: int) -> ReplayedCall:
+    def _replayed(self, row: int) -> CallReplay:
         size = sum(prod(tensor["shape"]) for _, tensor in self._calls.tensors(row))
         if size > MOST_ELEMENTS:
             raise CannotReplayError(f"more than {MOST_ELEMENTS:,} elements: `astray replay` takes the time for them")
@@ -56,7 +56,7 @@ class ReplayedRank:
         if not results:
             raise CannotReplayError(call.lost[0] if call.lost else "no result that can be judged")
         values = _Values(call, {index: key for key, index in rows.items()})
-        return ReplayedCall(results, call.drawn is not None, _dtypes(call), values.of)
+        return CallReplay(results, call.drawn is not None, _dtypes(call), values.of)
 
     def _rows(self, row: int, call: RebuiltCall) -> dict[_Key, int]:
         """The rows of a call's results, and of the gradients that it sent.

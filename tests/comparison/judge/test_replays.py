@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from astray.comparison.judge.replays import (
-    ReplayedCall,
+    CallReplay,
     ReplayedPair,
     ReplayedResult,
     Sides,
@@ -86,8 +86,8 @@ def test_a_pair_in_words(pair, text):
     assert str(pair) == text
 
 
-def call(draws: bool = False, dtypes: tuple[str, ...] = ("torch.float32",)) -> ReplayedCall:
-    return ReplayedCall({}, draws, frozenset(dtypes), lambda _: (np.zeros(1), np.zeros(1)))
+def call(draws: bool = False, dtypes: tuple[str, ...] = ("torch.float32",)) -> CallReplay:
+    return CallReplay({}, draws, frozenset(dtypes), lambda _: (np.zeros(1), np.zeros(1)))
 
 
 def test_calls_that_draw_or_cast_otherwise_do_not_compute_alike():

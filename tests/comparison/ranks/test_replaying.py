@@ -10,7 +10,7 @@ import pytest
 
 import astray
 from astray.comparison.comparison import ComparisonData, compare
-from astray.comparison.judge.replays import NotReplayedError, ReplayedCall, ReplayedResult
+from astray.comparison.judge.replays import CallReplay, NotReplayedError, ReplayedResult
 from astray.comparison.ranks import replaying
 from astray.report import text
 from astray.store import RankRun, RunInfo
@@ -28,7 +28,7 @@ class MadeUp:
     def __init__(self, rank: RankRun) -> None:
         self.rank = rank
 
-    def __call__(self, call: int) -> ReplayedCall:
+    def __call__(self, call: int) -> CallReplay:
         site, is_candidate = self.rank.calls["site"][call], self.rank.tensors["note"][0] == "candidate"
         REPLAYED.append(site)
         said = SAYS.get(site, 0.25)
@@ -40,7 +40,7 @@ class MadeUp:
         rows = np.flatnonzero(self.rank.call_rows == call).tolist()
         results = [row for row in rows if self.rank.tensors["role"][row] == "output"]
         found = ReplayedResult("float32", 4 * surprise, 0.5, 8 * surprise, 1.0, surprise)
-        return ReplayedCall(dict.fromkeys(results, found), False, frozenset({"float32"}), self.values)
+        return CallReplay(dict.fromkeys(results, found), False, frozenset({"float32"}), self.values)
 
     def values(self, row: int) -> tuple[Any, Any]:
         """Both runs compute exactly: whatever differs came in, as through a function that is ill-conditioned."""

@@ -54,7 +54,7 @@ class ReplayedResult(NamedTuple):
 Values = npt.NDArray[np.float64]
 
 
-class ReplayedCall(NamedTuple):
+class CallReplay(NamedTuple):
     """A call that was executed again.
 
     results: by their rows in the run's table of tensors. draws: whether it draws random numbers. dtypes: of the floats
@@ -66,7 +66,7 @@ class ReplayedCall(NamedTuple):
     dtypes: frozenset[str]
     values: Callable[[int], tuple[Values, Values]]
 
-    def computes_like(self, other: ReplayedCall) -> bool:
+    def computes_like(self, other: CallReplay) -> bool:
         """Whether nothing but the values of tensors can make the exact results of two calls differ."""
         casts_alike = self.dtypes == other.dtypes or max(len(self.dtypes), len(other.dtypes)) == 1
         return casts_alike and not self.draws and not other.draws
@@ -75,7 +75,7 @@ class ReplayedCall(NamedTuple):
 class RankReplayer(Protocol):
     """Executes calls of one rank."""
 
-    def __call__(self, call: int) -> ReplayedCall:
+    def __call__(self, call: int) -> CallReplay:
         """The call of a row, forward and backward. Raises NotReplayedError."""
 
 

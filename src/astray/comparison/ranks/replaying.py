@@ -20,9 +20,9 @@ from astray.comparison.blame.suspects import most_surprising
 from astray.comparison.blame.weights import has_role
 from astray.comparison.judge import Settled
 from astray.comparison.judge.replays import (
+    CallReplay,
     NotReplayedError,
     RankReplayer,
-    ReplayedCall,
     ReplayedPair,
     Sides,
     find_out,
@@ -69,7 +69,7 @@ class Replays:
     def __init__(self, replayer: str, reference: RankRun, candidate: RankRun, rows: int) -> None:
         self._name = replayer
         self._runs = (reference, candidate)
-        self._calls: dict[Calls, tuple[ReplayedCall, ReplayedCall] | str] = {}
+        self._calls: dict[Calls, tuple[CallReplay, CallReplay] | str] = {}
         self._settled = Settled.nothing(rows)
         self.pairs: dict[int, ReplayedPair] = {}
 
@@ -130,7 +130,7 @@ class Replays:
         self._settled.reason[row] = _REASONS[found.finding]
         return wrong
 
-    def _both(self, calls: Calls) -> tuple[ReplayedCall, ReplayedCall] | str:
+    def _both(self, calls: Calls) -> tuple[CallReplay, CallReplay] | str:
         """A call of both runs; the reason where one of them cannot be replayed."""
         try:
             reference, candidate = (replay(call) for replay, call in zip(self._replayers, calls, strict=True))
@@ -148,9 +148,7 @@ class Replays:
         return make(self._runs[0]), make(self._runs[1])
 
 
-def _of_row(
-    sight: _Pairs, row: int, calls: Calls, reference: ReplayedCall, candidate: ReplayedCall
-) -> ReplayedPair | None:
+def _of_row(sight: _Pairs, row: int, calls: Calls, reference: CallReplay, candidate: CallReplay) -> ReplayedPair | None:
     """What the replays of a call say of one of its results; None where that was not replayed."""
     rows = sight.rows(row)
     results = reference.results.get(rows[0]), candidate.results.get(rows[1])

@@ -32,7 +32,7 @@ from astray.capture.pytorch.experiments.grafted_tensors import (
     with_gradient,
 )
 from astray.capture.pytorch.experiments.reference_values import (
-    Place,
+    TensorSlot,
     open_rank,
 )
 from astray.capture.pytorch.experiments.round_trip import mapped
@@ -80,7 +80,7 @@ class Grafts:
 
     def entered(self, call: OpenCall, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """A call starts: the arguments that it is to be given and recorded with instead, if any are."""
-        rows: dict[Place, _Row] = {}
+        rows: dict[TensorSlot, _Row] = {}
         try:
             rows = self._rows_of(call)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
@@ -136,9 +136,9 @@ class Grafts:
 
     # -- what is grafted ---------------------------------------------------------------------------------------------
 
-    def _rows_of(self, call: OpenCall) -> dict[Place, _Row]:
+    def _rows_of(self, call: OpenCall) -> dict[TensorSlot, _Row]:
         """What is to be grafted at a call, each from the first graft that has it."""
-        found: dict[Place, _Row] = {}
+        found: dict[TensorSlot, _Row] = {}
         for graft in self._grafts:
             for place, numbers in graft.rows_of(call).items():
                 if place in found:
@@ -151,7 +151,7 @@ class Grafts:
         """The module's own parameters and buffers hold the run's values from now on."""
         if grafted.has(False, "parameter") or grafted.has(False, "state"):
             for role, name, tensor in state(module, inside=False):
-                self._overwrite(grafted, Place(False, role, name), tensor)
+                self._overwrite(grafted, TensorSlot(False, role, name), tensor)
 
     def _replace_given(
         self, grafted: _GraftedCall, replace: Callable[[Tensor, str], Tensor], *, by_path: bool = True
@@ -168,7 +168,7 @@ class Grafts:
         named, written = self._outputs_of(grafted, result), grafted.written()
         for path, tensor in named:
             if _is_among(tensor, written):  # the program goes on with that very tensor
-                self._overwrite(grafted, Place(False, "output", path), tensor)
+                self._overwrite(grafted, TensorSlot(False, "output", path), tensor)
         named = [(path, tensor) for path, tensor in named if not _is_among(tensor, written)]
         return mapped(result, ReplacedTensors(named, partial(self._replaced, grafted, "output")).of)
 
@@ -176,7 +176,7 @@ class Grafts:
         if not grafted.has(True, "input") or not torch.is_grad_enabled() or grafted.is_op:
             return
         for path, tensor in self._outputs_of(grafted, result):
-            row = grafted.rows.get(Place(True, "input", path))
+            row = grafted.rows.get(TensorSlot(True, "input", path))
             if row is not None and tensor.requires_grad:
                 handle = tensor.register_hook(self._gradient_of(grafted, row))  # type: ignore[no-untyped-call]
                 if tensor.is_leaf:
@@ -200,14 +200,14 @@ class Grafts:
 
     def _replaced(self, grafted: _GraftedCall, role: Role, tensor: Tensor, path: str) -> Tensor:
         """What takes the place of a tensor: the run's values, with the gradient going on to the tensor."""
-        row = grafted.rows.get(Place(False, role, path))
+        row = grafted.rows.get(TensorSlot(False, role, path))
         if row is not None and role == "output" and grafted.is_op and grafted.is_view:
             row.graft.refused(row.number, "it is a view, and an op has to return it as one")
             return tensor
         values = None if row is None else self._values(grafted.call, row, tensor)
         return tensor if values is None else with_gradient(tensor, values, connected=not grafted.is_op)
 
-    def _overwrite(self, grafted: _GraftedCall, place: Place, tensor: Tensor) -> None:
+    def _overwrite(self, grafted: _GraftedCall, place: TensorSlot, tensor: Tensor) -> None:
         """Writes the run's values into a tensor. Past its version counter: a graph that has saved it goes on."""
         row = grafted.rows.get(place)
         values = None if row is None else self._values(grafted.call, row, tensor)
@@ -217,7 +217,7 @@ class Grafts:
             self._engine.tensors.changed(tensor)
 
     def _with_sent_gradient(self, grafted: _GraftedCall, tensor: Tensor, path: str) -> Tensor:
-        row = grafted.rows.get(Place(True, "output", path))
+        row = grafted.rows.get(TensorSlot(True, "output", path))
         if row is None or not tensor.requires_grad or grafted.is_op:
             return tensor
         try:
@@ -272,7 +272,7 @@ class _GraftedCall:
 
     call: OpenCall
     callee: Any
-    rows: dict[Place, _Row]
+    rows: dict[TensorSlot, _Row]
     given: Arguments
     copies: list[tuple[Tensor, Tensor, int | None]] = field(default_factory=list)  # original, what was given, version
     versions: list[tuple[Tensor, int]] = field(default_factory=list)

@@ -38,7 +38,7 @@ class CallKey(NamedTuple):
     recompute: bool
 
 
-class Place(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where a tensor belongs in a call, or in the backward of that call."""
 
     backward: bool
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     path: str
 
 
-Rows = dict[Place, list[int]]
+Rows = dict[TensorSlot, list[int]]
 """The rows of a call. A place has several where a program goes backward through one graph several times."""
 
 
@@ -164,7 +164,7 @@ class ReferenceValues:
                 "forward" if backward else calls["phase"][call],
                 bool(calls.numbers("recompute")[call]),
             )
-            place = Place(backward, tensors["role"][row], tensors["path"][row])
+            place = TensorSlot(backward, tensors["role"][row], tensors["path"][row])
             found.setdefault(key, {}).setdefault(place, []).append(row)
         return found
 
